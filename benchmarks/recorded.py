@@ -40,7 +40,8 @@ def stamp(
 def recorded(name: str, found: Mapping[str, Any], options: Options) -> dict[str, Any]:
     """A finding that is no row, with its stamp: appended to the results, and printed where JSON is."""
     device = options.device if options.is_on_gpu else None
-    made = stamp(name, *known(False).packages, device=device, run=options.run, named=options.commit)
+    packages = (each for peer in known(False).by_name.values() for each in peer.packages)
+    made = stamp(name, *packages, device=device, run=options.run, named=options.commit)
     stamped = {**found, **made}
     if options.results is not None:
         append_json([stamped], name, options.results)

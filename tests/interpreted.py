@@ -164,6 +164,8 @@ class _Call:
 
     def _made(self, slot: Slot) -> Array:
         kernel = self.kernel
+        if slot.kind == "src" and kernel.lookup:
+            return self.arrays["src"]
         if slot.kind == "src":
             return storage(kernel.src, self.arrays["src"])
         if slot.kind == "dst":
@@ -189,6 +191,8 @@ class _Call:
         if operand.strides and not operand.packed:
             placed = KernelTensor(operand.shape, operand.dtype, strides=operand.strides)
             return storage(placed, self.arrays[key].reshape(operand.shape))
+        if operand.role == "table":
+            return np.array(self.arrays[key]).reshape(-1)
         if not operand.packed:
             spec = self.kernel.shape_of(operand)
             lying = TensorSpec(spec.shape, operand.dtype, strides=spec.element_strides)
@@ -261,7 +265,10 @@ def interpret_all(
 
 
 def in_kernel_order(plan: FusionPlan, kernel: Kernel, arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """The plan's arrays with their axes as the kernel has them."""
+    """The plan's arrays with their axes as the kernel has them; indices of rows as they are."""
+    if kernel.lookup and arrays["src"].shape == plan.src.shape:
+        rows = {**arrays, "src": np.empty(plan[0].dst.shape)}
+        return in_kernel_order(plan, kernel, rows) | {"src": storage(plan.src, arrays["src"])}
     if any(step.op.is_gradient for step in plan):  # (groups, images, channels of a group, *spatial)
         images = kernel.src.shape[1]
         spatial = () if any(step.op.reads == "rows" for step in plan) else plan.src.spatial
@@ -269,13 +276,17 @@ def in_kernel_order(plan: FusionPlan, kernel: Kernel, arrays: Mapping[str, Array
         read = tuple(map(slice, kernel.src.shape))  # what lies behind the last window is not
         return {**arrays, "src": src.swapaxes(0, 1)[read]}
     orders = {operand.key: operand.order for operand in kernel.operands if operand.order}
-    orders["src"] = _axes(plan.src, kernel)
+    orders["src"] = _axes(plan[0].dst if kernel.lookup else plan.src, kernel)
     if kernel.has_cells:  # tensors behind the statistics may have fewer axes than src
         ordered = {
             key: array.transpose(orders[key]) if key in orders else array for key, array in arrays.items()
         }
         return ordered | {"src": ordered["src"].reshape(kernel.src.shape)}
-    shapes = {operand.key: kernel.dst.shape for operand in kernel.operands if not operand.packed}
+    shapes = {
+        operand.key: kernel.dst.shape
+        for operand in kernel.operands
+        if operand.role != "table" and not operand.packed
+    }
     shapes["src"] = kernel.src.shape  # and dst
     if any(step.op.reads == "rows" and step.op.kind == "normalization" for step in plan):
         return {key: array.reshape(shapes.get(key, array.shape)) for key, array in arrays.items()}

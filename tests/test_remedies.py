@@ -43,6 +43,7 @@ SPLITS = (
     Reason.BEFORE_ATTENTION,
     Reason.BESIDE_ATTENTION,
     Reason.INDEX,
+    Reason.LOOKUP,
 )
 
 

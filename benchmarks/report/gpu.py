@@ -34,7 +34,7 @@ def suite_section(found: Suite, rows: Sequence[Row], stamp: str) -> Lines:
     yield ""
     yield markdown(found, rows).rstrip()
     yield from _wall(rows)
-    lost = [line for line in lines(rows) if (line.ratio() or 1.0) < 1.0]
+    lost = [line for line in lines(rows) if (line.ratio or 1.0) < 1.0]
     if lost:
         yield from ("", "Slower than the fastest other:", "")
         tried = losses()
@@ -65,7 +65,7 @@ def _us(seconds: float | None) -> str:
 
 
 def _loss(line: Line, tried: Mapping[tuple[str, str, str], str]) -> str:
-    best, ratio = line.best(), line.ratio()
+    best, ratio = line.best, line.ratio
     told = f"{line.group}, {line.case}: {ratio:.2f}" + (f" ({best.peer})" if best else "")
     what = tried.get((line.ours.suite, line.group, line.case)) or tried.get((line.ours.suite, line.group, ""))
     return f"{told}. {prose(what)}" if what else told

@@ -91,7 +91,7 @@ def points(rows: Iterable[Row]) -> list[Point]:
     shapes = {(each.combination, each.name): each for each in published()}
     rows, found = sorted(rows, key=lambda row: row.group), []
     for line in lines(rows):
-        unfused = line.best(UNFUSED)
+        unfused = min(filter(_is_unfused, line.peers), key=_seconds, default=None)
         others = [row for row in line.peers if not _is_unfused(row)]
         walls = [row.latency for row in line.peers if _is_unfused(row) and row.latency is not None]
         if line.ours.median and unfused is not None:

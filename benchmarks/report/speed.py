@@ -99,7 +99,7 @@ def _machine(row: Row) -> tuple[str, int]:
 def _behind(rows: Sequence[Row]) -> str:
     """On how many of the shapes another library is faster."""
     suites = dict.fromkeys(row.suite for row in rows)
-    ratios = [line.ratio() for name in suites for line in lines([row for row in rows if row.suite == name])]
+    ratios = [line.ratio for name in suites for line in lines([row for row in rows if row.suite == name])]
     measured = [ratio for ratio in ratios if ratio is not None]
     return f"{sum(ratio < 1 for ratio in measured)} of {len(measured)}"
 
@@ -177,7 +177,7 @@ def _titled(found: Suite) -> str:
 
 
 def _bar(label: str, rows: Sequence[Row]) -> Iterator[Bar]:
-    ratios = [ratio for line in lines(rows) if (ratio := line.ratio()) is not None]
+    ratios = [ratio for line in lines(rows) if (ratio := line.ratio) is not None]
     if ratios:
         yield Bar(label, (geometric_mean(ratios), min(ratios)))
 

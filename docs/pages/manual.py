@@ -17,6 +17,7 @@ from fuseplan.cli import commands
 from fuseplan.cli.statuses import MEANINGS
 from fuseplan.errors import installing
 from fuseplan.system.locks import cached_property
+from fuseplan.system.reading import Record
 
 Kind = inspect.Parameter
 MARKS = {"VAR_POSITIONAL": "*", "VAR_KEYWORD": "**"}
@@ -60,7 +61,7 @@ def _public_class(name: str, value: type, before: set[type]) -> Iterator[str]:
     yield from ("", f"### {name}", "", "```python", called, "```", "", prose(told.summary))
     yield from markdown(told)
     bases = [each for each in value.__mro__ if each.__module__.startswith("fuseplan") and each not in before]
-    before.update(bases)
+    before.update(each for each in bases if each is not Record)  # whose method is told with each
     for member, found in {key: each for base in reversed(bases) for key, each in vars(base).items()}.items():
         if member == "__call__":
             yield from _method(name.lower().removesuffix("plan"), found)

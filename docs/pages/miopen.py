@@ -92,7 +92,7 @@ def _beside(data: Told, folder: Path) -> Iterator[str]:
     heads = ["", f"MIOpen's table ({data['published-version']})", *TARGETS.values()]
     cells = [list(listed(folder, target)) for target in TARGETS]
     words = {name: (_theirs(data, name), *(_ours(taken, name) for taken in cells)) for name in COMBINATIONS}
-    yield from table(heads, [[" ".join(names), *cells] for names, cells in alike(words)])
+    yield from table(heads, [[" ".join(names), *cells] for names, (cells,) in alike(words.items())])
 
 
 def _theirs(data: Told, combination: str) -> str:

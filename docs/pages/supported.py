@@ -84,7 +84,7 @@ def reasons(target: str, combination: str) -> tuple[str, ...]:
 def summary() -> list[list[str]]:
     """A row for all combinations that agree: the templates of each target, or why there is none."""
     told = {name: tuple(_told(target, name) for target in TARGETS) for name in COMBINATIONS}
-    return [[" ".join(names), *by_target] for names, by_target in alike(told)]
+    return [[" ".join(names), *by_target] for names, (by_target,) in alike(told.items())]
 
 
 def _told(target: str, combination: str) -> str:

@@ -40,6 +40,7 @@ from fuseplan.ops.activation import (
 from fuseplan.ops.affine import Add, BatchNorm, Bias, Mul, Prelu, Scale
 from fuseplan.ops.conv import Conv1d, Conv2d, Conv3d
 from fuseplan.ops.dropout import Dropout
+from fuseplan.ops.embedding import Embedding
 from fuseplan.ops.expression import Expression
 from fuseplan.ops.matmul import Linear, Matmul
 from fuseplan.ops.pool import AvgPool1d, AvgPool2d, AvgPool3d, MaxPool1d, MaxPool2d, MaxPool3d
@@ -91,6 +92,7 @@ __all__ = [
     "Conv3d",
     "Dropout",
     "Elu",
+    "Embedding",
     "Explanation",
     "Expression",
     "FuseplanError",

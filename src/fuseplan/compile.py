@@ -303,7 +303,8 @@ def compile(
     Raises:
         PlanError: the text is no plan.
         Unsupported: nothing fuses the plan, or no template of the target computes it; it says why.
-        BuildError: the target is not this machine, or the toolchain failed.
+        BuildError: the target is not this machine, the toolchain failed, or no candidate's code passes its
+            checks.
         ArgumentError: the target, the threads, the accuracy, the template or the cache cannot be; or there is
             something to tune and the target is another machine.
         MemoryError: this process holds so many kernels that it has few memory maps left.
@@ -316,7 +317,6 @@ def compile(
         from fuseplan.tuning.tune import tuned_records
 
         records = tuned_records(plan, target, tune, threads=threads, accuracy=accuracy, template=template)
-    from fuseplan.execution.build import build  # with the cache and all that reads files
+    from fuseplan.execution.build import build_sound  # with the cache and all that reads files
 
-    program = build(records.choice, records.kernel, records.target, use_cache=cache)
-    return CompiledPlan(records, program)
+    return CompiledPlan(*build_sound(records, use_cache=cache))

@@ -187,6 +187,10 @@ class BuildError(FuseplanError):
         return "\n".join([self.what, "", *lines]) if said or where else self.what
 
 
+class UnsoundCodeError(BuildError):
+    """The toolchain made code that fails a check; that of another candidate may pass."""
+
+
 class ArgumentError(FuseplanError):
     """A value passed to a call does not fit the plan.
 

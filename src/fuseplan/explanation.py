@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from fuseplan.errors import Unsupported, counted
@@ -21,6 +21,7 @@ from fuseplan.plans.notebook import preformatted
 from fuseplan.plans.plan import FusionPlan, as_plan
 from fuseplan.stores.tuned import processor_of
 
+TARGET = ("is_host", "cpu", "shape", "threads", "processors", "device", "vector_bytes")  # that JSON tells
 NEAREST = 3  # candidates of each template that the text shows besides the chosen one
 MEASURE = "not measured on this machine: `fuseplan explain PLAN --measure` does, in about a second"
 
@@ -115,13 +116,7 @@ def explain_records(records: Records, resources: Mapping[str, int] | None = None
             "plan": str(records.plan),
             "target": {
                 "name": str(target),
-                "is_host": target.is_host,
-                "cpu": target.cpu,
-                "shape": target.shape,
-                "threads": target.threads,
-                "processors": target.processors,
-                "device": target.device,
-                "vector_bytes": target.vector_bytes,
+                **{name: getattr(target, name) for name in TARGET},
             },
             "accuracy": records.accuracy,
             "fused": True,
@@ -186,30 +181,17 @@ def _alone(plan: FusionPlan, target: Target) -> int:
 
 def _floor(records: Records, moved: int) -> dict[str, Any] | None:
     """The least time on this machine by its measured peaks; None elsewhere, and before they are measured."""
-    target, kernel = records.target, records.kernel
-    if target.device is not None:
-        return _gpu_floor(target, kernel)
-    if target.backend != "cpu" or not target.is_host:
-        return None
-    from fuseplan.measure.peaks import peaks
+    from fuseplan.measure.peaks import GpuPeaks, peaks_of
 
-    measured = peaks(target.threads)
+    measured, kernel = peaks_of(records.target), records.kernel
     if measured is None:
         return None
-    itemsize = 8 if kernel.compute_dtype == "f64" else 4
-    flops = records.choice.template.flops(kernel)
-    floor = measured.floor(flops, kernel.minimum_bytes, footprint=moved, itemsize=itemsize)
-    return {"seconds": floor.seconds, "bound": floor.bound, "peaks": measured.to_json()}
-
-
-def _gpu_floor(target: Target, kernel: Kernel) -> dict[str, Any] | None:
-    from fuseplan.measure.peaks import gpu_peaks
-
-    measured = gpu_peaks(target.cpu)
-    if measured is None:
-        return None
-    floor = measured.floor(kernel)
-    return {"seconds": floor.seconds, "bound": floor.bound, "peaks": measured.to_json()}
+    if isinstance(measured, GpuPeaks):
+        floor = measured.floor(kernel)
+    else:
+        flops, itemsize = records.choice.template.flops(kernel), 8 if kernel.compute_dtype == "f64" else 4
+        floor = measured.floor(flops, kernel.minimum_bytes, footprint=moved, itemsize=itemsize)
+    return {**asdict(floor), "peaks": measured.to_json()}
 
 
 def _verdict(records: Records) -> dict[str, Any] | None:
@@ -302,6 +284,9 @@ def _considered_lines(choice: Mapping[str, Any], shown: int) -> Iterator[str]:
     for each in choice["considered"][1:]:
         if each["refusal"]:
             yield f"            not {each['template']}: {_reason(each['refusal'])}"
+            continue
+        if each["fault"]:
+            yield f"            not {each['template']}: {each['fault']}"
             continue
         name = each["template"].partition("(")[0]
         met[name] += 1

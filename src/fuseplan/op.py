@@ -34,15 +34,17 @@ from fuseplan.language.declarations import (
     Result,
     ResultField,
     broadcast,
+    count,
     extents,
     inner,
     operand,
     parameter,
     result,
+    word,
 )
 from fuseplan.language.dtypes import dtype_of
 from fuseplan.language.extents import numbers
-from fuseplan.language.fields import explained, real, refused
+from fuseplan.language.fields import checked, explained, refused
 from fuseplan.language.indices import check_indices, evaluated
 from fuseplan.language.tensor import MAX_BYTES, Dense, TensorSpec
 from fuseplan.messages.excerpt import shown
@@ -104,9 +106,8 @@ class Op(ABC):
 
     def __post_init__(self) -> None:
         for declared in dataclasses.fields(cast(Any, self)):
-            when = declared.metadata.get("parameter")
-            if when is not None:
-                self._check_parameter(declared, applies=when(self))
+            value, when = getattr(self, declared.name), declared.metadata.get("parameter")
+            self._set(declared.name, checked(self.name, declared, value, applies=not when or when(self)))
         for name in self.inner_names():
             self._check_inner(name)
         for name, saved in self.again.items():
@@ -138,12 +139,6 @@ class Op(ABC):
             if each.name in own:
                 problem = f"has a parameter {each.name!r}, a name that {self.name} has already"
                 raise refused(self.name, name, problem, remedy="Give it another name")
-
-    def _check_parameter(self, declared: dataclasses.Field[Any], applies: bool) -> None:
-        value = getattr(self, declared.name)
-        self._set(declared.name, real(self.name, declared.name, value))
-        if not applies and value != declared.default:
-            raise refused(self.name, declared.name, "has no meaning here", got=value)
 
     def _set(self, name: str, value: object) -> None:
         """Sets a field to its canonical form, as only construction may."""
@@ -348,7 +343,7 @@ class Elementwise(Op):
 OpClass = TypeVar("OpClass", bound=type[Op])
 
 
-@dataclass_transform(frozen_default=True, field_specifiers=(parameter, inner, operand))
+@dataclass_transform(frozen_default=True, field_specifiers=(parameter, inner, operand, word, count))
 def operator(cls: OpClass) -> OpClass:
     """Makes an operator of a class: frozen, compared by value, named after the class, its operands gathered.
 

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from fuseplan.errors import PlanError
-from fuseplan.language.dtypes import DTYPES, narrow, widen
+from fuseplan.language.dtypes import CONVERTED, narrow, widen
 from fuseplan.language.words import NUMPY_WORDS
 from fuseplan.language.words import random as drawn
 from fuseplan.messages.excerpt import shown
@@ -33,7 +33,7 @@ FUNCTIONS = {
     "round": 1, "where": 3, "gt": 2, "ge": 2,
 }  # fmt: skip
 COMPARISONS = ("gt", "ge")
-CASTS = {f"as_{name}": name for name in DTYPES}  # x as an element of that dtype holds it
+CASTS = {f"as_{name}": name for name in CONVERTED}  # x as an element of that dtype holds it
 INDEXED = {"number": 1, "random": 3}  # their first argument is the leaf of an index
 SPLIT = "Give it as several operators"
 
@@ -180,39 +180,24 @@ def minimum(a: Scalar | float, b: Scalar | float) -> Scalar:
     return call("minimum", a, b)
 
 
-def exp(x: Scalar | float) -> Scalar:
-    """The exponential."""
-    return call("exp", x)
+def _of_one(fn: str, told: str) -> Callable[[Scalar | float], Scalar]:
+    """A function of FUNCTIONS with one argument."""
+
+    def apply(x: Scalar | float) -> Scalar:
+        return call(fn, x)
+
+    apply.__name__ = apply.__qualname__ = fn
+    apply.__doc__ = told
+    return apply
 
 
-def expm1(x: Scalar | float) -> Scalar:
-    """exp(x) - 1, accurate near 0."""
-    return call("expm1", x)
-
-
-def log(x: Scalar | float) -> Scalar:
-    """The natural logarithm."""
-    return call("log", x)
-
-
-def log1p(x: Scalar | float) -> Scalar:
-    """log(1 + x), accurate near 0."""
-    return call("log1p", x)
-
-
-def sqrt(x: Scalar | float) -> Scalar:
-    """The square root."""
-    return call("sqrt", x)
-
-
-def tanh(x: Scalar | float) -> Scalar:
-    """The hyperbolic tangent."""
-    return call("tanh", x)
-
-
-def erf(x: Scalar | float) -> Scalar:
-    """The error function, 2/sqrt(pi) * integral of exp(-t*t) from 0 to x."""
-    return call("erf", x)
+exp = _of_one("exp", "The exponential.")
+expm1 = _of_one("expm1", "exp(x) - 1, accurate near 0.")
+log = _of_one("log", "The natural logarithm.")
+log1p = _of_one("log1p", "log(1 + x), accurate near 0.")
+sqrt = _of_one("sqrt", "The square root.")
+tanh = _of_one("tanh", "The hyperbolic tangent.")
+erf = _of_one("erf", "The error function, 2/sqrt(pi) * integral of exp(-t*t) from 0 to x.")
 
 
 def where(condition: Scalar, a: Scalar | float, b: Scalar | float) -> Scalar:

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from forced import forced
+from fuseplan.backends.attending import Heads
 from fuseplan.backends.cpu.templates.attention import Attention
 from fuseplan.backends.cpu.templates.attention_gradient import AttentionGradient
 from fuseplan.backends.triton.templates.attention import GpuAttention
 from fuseplan.backends.triton.templates.attention_gradient import GpuAttentionGradient
-from fuseplan.backends.triton.templates.attention_writer import pieces
+from fuseplan.backends.triton.templates.attention_rows import pieces
 from fuseplan.compile import compile as compile_plan
 from fuseplan.kernels.lower import lower
 from fuseplan.kernels.match import match
@@ -158,3 +159,17 @@ def test_tiles_are_narrower_where_loads_keep_up(cpu: str, vectors: int) -> None:
     best = min(candidates, key=lambda each: each.seconds(kernel, target))
     assert isinstance(best, Attention)
     assert (best.vectors, best.keys) == (vectors, 384 // vectors)
+
+
+@pytest.mark.parametrize("options", ["", "is_causal=True", "window=7", "is_causal=True, window=9, keys=50"])
+@pytest.mark.parametrize("block", [1, 8, 16, 64])
+def test_blocks_go_through_more_than_their_rows_reach(options: str, block: int) -> None:
+    """A block goes through all keys that one of its rows sees."""
+    plan = FusionPlan.parse(f"f32[1x2x37x8, bhsd] -> attention({options})")
+    heads = Heads.of(lower(match(plan)), 1)
+    seen = np.ones((heads.rows, heads.others), bool)
+    apart = np.arange(heads.others) - np.arange(heads.offset, heads.offset + heads.rows)[:, None]
+    seen &= (apart < heads.front) | (heads.front == 0)
+    seen &= (-apart < heads.back) | (heads.back == 0)
+    blocks = [seen[row : row + block].any(axis=0).sum() * block for row in range(0, heads.rows, block)]
+    assert heads.waste(block) == pytest.approx(sum(blocks) / seen.sum())

@@ -21,6 +21,8 @@ BY_NAME = known(False).by_name
 ROWS = (
     "f32[6x64] -> add -> save(sum) -> layer_norm",
     "f32[6x64] -> save(own) -> rms_norm(affine=False) -> mul(other=own) -> cast(f64)",
+    "f32[3x8x5x2] -> group_norm(4) -> silu",
+    "f32[3x8x5] -> instance_norm(affine=False)",
     "f32[6x5] -> softmax -> sum(0)",
     "f32[2x7x5, nwc] -> log_softmax(1)",
     "f32[6x9] -> cross_entropy",

@@ -1,6 +1,7 @@
 """The benchmarks end to end on small plans: workers, checks against float64, rows, the demo."""
 
 import json
+import re
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -165,9 +166,9 @@ def test_a_peer_says_what_it_cannot() -> None:
 
 
 @pytest.mark.parametrize("name", ["torch", "onnxruntime", "ncnn", "openvino"])
-def test_peers_are_measured_in_f32_only(name: str) -> None:
+def test_peers_are_not_measured_in_f64(name: str) -> None:
     pytest.importorskip(name)
-    plan = FusionPlan.parse(SMALL.replace("f32", "f16"))
+    plan = FusionPlan.parse(SMALL.replace("f32", "f64"))
     with pytest.raises(CannotRunError, match="f32"):
         BY_NAME[name](1).prepare(plan, [random_arrays(plan)])
 
@@ -338,10 +339,12 @@ def test_compile_times_and_footprint(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_accuracy_covers_inputs_and_stack(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accuracy, "STACK", SMALL)
     monkeypatch.setattr(accuracy, "LAYERS", 3)
+    monkeypatch.setattr(accuracy, "FAMILIES", {"rows": "[4x64] -> layer_norm"})
+    monkeypatch.setattr(accuracy, "DTYPES", ("f32",))
     one = suite.Suite("small", "Small", small_suite().cases[:1], ())
     shown: list[str] = []
     found = list(accuracy.accuracy(one, ["fuseplan", "torch"], progress=shown.append))
-    assert len(shown) == accuracy.steps(one) == len(INPUTS) + 3
+    assert len(shown) == accuracy.steps(one) == 2 * len(INPUTS) + 3
     assert {each.inputs for each in found} == {*INPUTS, "stack of 3"}
     assert all(each.error is not None and each.error < 1e-5 for each in found)
     assert {each.layer for each in found if each.inputs == "stack of 3"} == {1, 2, 3}
@@ -349,6 +352,8 @@ def test_accuracy_covers_inputs_and_stack(monkeypatch: pytest.MonkeyPatch) -> No
     assert "| small | large mean |" in told
     assert "| stack | layer 3 |" in told
     assert "layer 2" not in told
+    (row,) = accuracy.of_families([each for each in found if each.case == "rows"]).splitlines()[2:]
+    assert re.fullmatch(r"\| rows \| f32" + r" \| \d\.\de[+-]0\d \(\d\.\d\)" * len(INPUTS) + r" \|", row)
 
 
 def test_the_demo_is_the_published_suite() -> None:

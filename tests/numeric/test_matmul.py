@@ -12,7 +12,7 @@ from closeness import assert_close
 from forced import forced, narrowed, refusal_of
 from fuseplan.backends.cpu import toolchain
 from fuseplan.backends.cpu.rows import as_rows
-from fuseplan.backends.cpu.sums import UNROLL
+from fuseplan.backends.cpu.sums import BLOCK, UNROLL
 from fuseplan.backends.cpu.templates.depthwise import Depthwise
 from fuseplan.backends.cpu.templates.depthwise_planes import DepthwisePlanes
 from fuseplan.backends.cpu.templates.direct import Direct
@@ -165,6 +165,20 @@ def test_error_stays_within_the_bound_that_is_claimed(src: str, features: int, w
     got, want = wide(compiled(**arrays)), reference(plan, arrays)
     size = reference(plan, {key: np.abs(array) for key, array in arrays.items()})
     assert (np.abs(got - want) <= compiled.choice.template.error_bound(compiled.kernel) * size).all()
+
+
+@pytest.mark.parametrize(
+    ("features", "inputs"), [(3072, "normal"), (1000, "large mean"), (4095, "large range")]
+)
+def test_a_long_sum_errs_as_its_blocks_do(features: int, inputs: str) -> None:
+    """A sum of n products errs by about sqrt(n / 2) roundings, and each of these by about a half of 2^-24."""
+    plan = FusionPlan.parse(f"f32[33x{features}] -> linear(40)")
+    arrays = random_arrays(plan, 3, inputs=inputs)
+    squares = [np.square(arrays[key].astype(np.float64)) for key in ("src", "weight")]
+    made = compile_plan(plan, "cpu", threads=1, cache=False)(**arrays)
+    error = (made - reference(plan, arrays)) / np.sqrt(squares[0] @ squares[1].T)
+    roundings = np.sqrt(BLOCK / 2) + np.sqrt(features / BLOCK)
+    assert np.sqrt(np.mean(np.square(error))) <= 0.5 * roundings * 2.0**-24
 
 
 @pytest.mark.parametrize("operator", ["add", "scale", "batch_norm(per_activation)", "prelu(shared=True)"])

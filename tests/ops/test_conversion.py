@@ -17,7 +17,7 @@ from every_number import every_code, exact_codes, floats
 from fuseplan.errors import PlanError
 from fuseplan.kernels.lower import lower
 from fuseplan.kernels.match import match
-from fuseplan.language.dtypes import DTYPES, dtype_of
+from fuseplan.language.dtypes import CONVERTED, DTYPES, dtype_of
 from fuseplan.measure.data import deviation, random_arrays, reference
 from fuseplan.measure.ground import allowed_deviation
 from fuseplan.measure.spaces import exact
@@ -35,7 +35,7 @@ def test_samples(plan: FusionPlan) -> None:
 
 @pytest.mark.part(2)
 @pytest.mark.parametrize("before", COMPUTED)
-@pytest.mark.parametrize("after", [name for name in DTYPES if name != "f64"])
+@pytest.mark.parametrize("after", [name for name in CONVERTED if name != "f64"])
 @pytest.mark.parametrize("target", ["cpu", "reference"])
 def test_a_cast_is_torchs(before: str, after: str, target: str) -> None:
     x = torch.from_numpy(floats(dtype_of(after))).float().to(getattr(torch, DTYPES[before].package))
@@ -49,7 +49,7 @@ def test_a_cast_is_torchs(before: str, after: str, target: str) -> None:
 
 
 @pytest.mark.part(2)
-@pytest.mark.parametrize("before", [name for name in DTYPES if name not in COMPUTED])
+@pytest.mark.parametrize("before", [name for name in CONVERTED if name not in COMPUTED])
 @pytest.mark.parametrize("after", COMPUTED)
 def test_every_element_becomes_torchs_float(before: str, after: str) -> None:
     codes = every_code(dtype_of(before))

@@ -18,7 +18,7 @@ from fuseplan.cli.commands import fuseplan as command
 from fuseplan.errors import BuildError
 from fuseplan.measure.peaks import Peaks
 from fuseplan.reports.profile import Profile
-from onnx_models import cnn
+from onnx_models import cnn, model
 
 IMAGE = {"x": np.random.default_rng(0).standard_normal((1, 3, 32, 32), np.float32)}
 PEAKS = Peaks(
@@ -40,7 +40,7 @@ def check(told: Profile) -> None:
 
 
 def test_operators_of_an_onnx_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.import_module("fuseplan.reports.profile"), "peaks", lambda _: PEAKS)
+    monkeypatch.setattr(importlib.import_module("fuseplan.reports.profile"), "peaks_of", lambda _: PEAKS)
     told = fuseplan.onnx.load(cnn(), threads=1).profile(IMAGE)
     check(told)
     rows = {row.name: row for row in told.operators}
@@ -57,6 +57,14 @@ def test_operators_of_an_onnx_model(monkeypatch: pytest.MonkeyPatch) -> None:
     text = str(told)
     assert "17 operators by onnxruntime" in text
     assert f"{len(told.plans)} plans, which would save" in text
+
+
+def test_an_operator_of_an_input_that_onnxruntime_takes_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.import_module("fuseplan.reports.profile"), "peaks_of", lambda _: PEAKS)
+    proto = model([onnx.helper.make_node("HardSwish", ["x"], ["y"], "act")], {"x": [4, 8]}, ["y"], {})
+    told = fuseplan.onnx.load(proto, threads=1).profile({"x": np.ones((4, 8), np.float32)})
+    assert [row.name for row in told.operators] == ["act"]
+    check(told)
 
 
 def test_operators_of_a_torch_module() -> None:

@@ -186,18 +186,18 @@ def test_latest_keeps_the_last_run_of_each_case_machine_and_thread_count() -> No
 def test_the_best_peer_is_the_fastest_that_did_the_same_job() -> None:
     rows = [row("fuseplan", 1.0), row("torch", 3.0), row("torch:nhwc", 2.0), row("ncnn", 1.5)]
     (line,) = table.lines(rows)
-    assert line.ratio() == 1.5
-    assert line.ratio("ncnn") == 1.5
-    assert line.ratio("others") == 2.0
+    assert line.ratio == 1.5
+    assert standings.ratio(line, "ncnn") == 1.5
+    assert standings.ratio(line, "others") == 2.0
     (line,) = table.lines([replace(each, plan=FIRST) for each in rows])
-    assert line.ratio("others") == 3.0  # a peer that was given channels last did another job
+    assert standings.ratio(line, "others") == 3.0  # a peer that was given channels last did another job
 
 
 def test_our_other_forms_and_refusals_are_no_peers() -> None:
     rows = [row("fuseplan", 1.0), row("fuseplan:unfused", 0.5), row("ncnn", None, refused="one image")]
     (line,) = table.lines(rows)
-    assert line.ratio() is None
-    assert line.best() is None
+    assert line.ratio is None
+    assert line.best is None
     assert [each.peer for each in line.refused] == ["ncnn"]
 
 

@@ -72,6 +72,8 @@ def test_inputs_are_what_their_names_say() -> None:
     assert src["large mean"].mean() == pytest.approx(100, abs=1)
     magnitudes = np.abs(src["large range"])
     assert magnitudes.max() / np.median(magnitudes) > 1e2
+    below = np.abs(src["denormal"])
+    assert 0 < np.median(below) < np.finfo(np.float32).tiny
     with pytest.raises(ArgumentError, match="Did you mean `normal`"):
         random_arrays(plan, inputs="norml")
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from benchmarks import recorded, suite
+from benchmarks import recorded, standings, suite
 from fuseplan.bench import table
 from fuseplan.bench.peers import known
 from fuseplan.bench.results import Row
@@ -178,8 +178,10 @@ def test_aims_against_named_peers_the_floor_and_our_plainer_form() -> None:
         "floor",
         "fuseplan:plain",
     )
-    assert [line.ratio(each) for each in against] == pytest.approx([1.5, 1.5, 2.0, 2.0, 1.5, 3.0, 0.75, 0.95])
-    assert line.ratio("ncnn") is None
+    assert [standings.ratio(line, each) for each in against] == pytest.approx(
+        [1.5, 1.5, 2.0, 2.0, 1.5, 3.0, 0.75, 0.95]
+    )
+    assert standings.ratio(line, "ncnn") is None
 
 
 def test_an_aim_covers_the_parts_of_its_group() -> None:

@@ -1,21 +1,29 @@
 """Errors of Triton and ptxas are repaired: no product is dropped, no factor overwritten, no fence missing."""
 
+import re
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from fuseplan.backends.triton import assembler, compiler, repairs, sass
+import fuseplan
+from fuseplan.backends.triton import TRITON, assembler, compiler, repairs, sass
 from fuseplan.backends.triton.artifact import Artifact
 from fuseplan.backends.triton.template import GpuTemplate
 from fuseplan.backends.triton.templates.hopper import Hopper
 from fuseplan.backends.triton.templates.product import Product
 from fuseplan.backends.triton.toolchain import types_of
-from fuseplan.errors import BuildError
+from fuseplan.errors import BuildError, UnsoundCodeError
+from fuseplan.execution.build import build_sound
 from fuseplan.execution.stages import decide
+from fuseplan.kernels.emit import Source
+from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.lower import lower
 from fuseplan.kernels.match import match
-from fuseplan.kernels.target import parse_target
+from fuseplan.kernels.target import Target, parse_target
+from fuseplan.kernels.template import Template
 from fuseplan.plans.plan import FusionPlan
 
 SM_90 = parse_target("triton:sm_90")
@@ -132,6 +140,63 @@ def test_copies_are_fenced_from_the_products_that_read_them() -> None:
     between = artifact.assembly.split("cp.async.wait_group", 1)[1].split("wgmma.fence", 1)[0]
     assert repairs.FENCE in between, "the first product reads copies"
     assert repairs.fenced(artifact.assembly) == artifact.assembly, "once is enough"
+
+
+SMALL = "f16[64x64] -> relu -> matmul(64)"
+
+
+def test_a_kernel_that_fails_a_check_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = decide(SMALL, SM_90)
+    known = compiler.compile_source
+
+    def compiled(source: Source, *others: Any, **more: Any) -> Artifact:
+        with monkeypatch.context() as patch:
+            patch.setattr(repairs, "overwrites_factors", lambda *_: source == first.source)
+            return known(source, *others, **more)
+
+    monkeypatch.setattr(compiler, "compile_source", compiled)
+    found = fuseplan.compile(SMALL, SM_90, cache=False)
+    assert found.choice.template == first.choice.candidates[1]
+    assert found.source == found.choice.template.emit(found.kernel, SM_90)
+    assert found.choice.considered[-1].template == first.choice.template.text
+    unfolded = " ".join(str(found.explain()).split())
+    assert re.search(rf"not {re.escape(first.choice.template.text)}: ptxas .* are overwritten", unfolded)
+
+
+def failing(monkeypatch: pytest.MonkeyPatch) -> list[Template]:
+    """The templates whose code is made, and fails a check."""
+    made: list[Template] = []
+
+    def fails(source: Source, kernel: Kernel, template: Template, target: Target) -> bytes:
+        made.append(template)
+        raise UnsoundCodeError(f"the code of number {len(made)} is wrong")
+
+    monkeypatch.setattr(TRITON, "compile_object", fails)
+    return made
+
+
+def test_where_no_code_passes_the_checks_the_last_fault_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, records = failing(monkeypatch), decide(SMALL, SM_90)
+    count = len(records.choice.candidates)
+    with pytest.raises(UnsoundCodeError, match=rf"number {count} is wrong\n.* {count - 1} other candidates"):
+        build_sound(records, use_cache=False)
+    assert made == list(records.choice.candidates)
+
+
+def test_behind_a_measured_choice_comes_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, records = failing(monkeypatch), decide(SMALL, SM_90)
+    every = records.choice.candidates
+    chosen = replace(decide(SMALL, SM_90, template=every[2].text).choice, candidates=every)
+    with pytest.raises(UnsoundCodeError):
+        build_sound(replace(records, choice=chosen), use_cache=False)
+    assert made[:3] == [every[2], *every[:2]]
+
+
+def test_a_candidate_that_is_named_has_none_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, text = failing(monkeypatch), decide(SMALL, SM_90).choice.template.text
+    with pytest.raises(UnsoundCodeError, match=r"^the code of number 1 is wrong$"):
+        fuseplan.compile(SMALL, SM_90, template=text, cache=False)
+    assert len(made) == 1
 
 
 STEP = "wgmma.fence.sync.aligned;\nwgmma.mma_async.sync x;\n"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.language.attend import Attend, AttendGradient
 
@@ -51,3 +53,17 @@ class Heads:
         """Those of a kernel with attention or a gradient of it, which joins no heads in a tile."""
         centre = kernel.centre
         return cls(kernel.attention, few, centre.by if isinstance(centre, AttendGradient) else "")
+
+    def waste(self, block: int) -> float:
+        """What blocks of so many rows go through, each for all of its rows, over what the rows reach."""
+        return self._met(block) / max(1, self._met(1))
+
+    def _met(self, block: int) -> int:
+        """The pairs: a block goes from the first of its first row to the last of its last one."""
+        first = np.arange(0, self.rows, block) + self.offset
+        last = np.minimum(first + block, self.rows + self.offset) - 1
+        if self.members > 1:  # heads whose rows are at the same places
+            first, last = first * 0 + self.offset, first * 0 + self.offset + self.rows // self.members - 1
+        low = np.maximum(first - self.back + 1, 0) if self.back else first * 0
+        high = np.minimum(last + self.front, self.others) if self.front else first * 0 + self.others
+        return int(np.maximum(high - low, 0).sum()) * block

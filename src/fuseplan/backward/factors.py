@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar, cast
+from typing import cast
 
 import numpy as np
 
+from fuseplan.kernels.match import alone
 from fuseplan.language.derivative import ONE, derivative, times
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.op import Elementwise, Op
@@ -16,8 +17,6 @@ from fuseplan.ops.expression import Expression
 from fuseplan.ops.training import ActivationBackward
 from fuseplan.plans.step import Step
 from fuseplan.scalar import NUMPY, Scalar, fold, leaf, leaves_of, text
-
-T = TypeVar("T", bound=Op)
 
 
 @dataclass(frozen=True)
@@ -73,11 +72,6 @@ def is_free(op: Op) -> bool:
         or op.results_made
         or any(each.when(op) for each in op.operand_fields.values())
     )
-
-
-def alone(op: T) -> T:
-    """An operator whose operands are all given, in the place of values that its plan saved."""
-    return replace(cast(Any, op), **dict.fromkeys(op.again)) if op.again else op
 
 
 def factor(step: Step, by: str, at: str, values: dict[str, str]) -> tuple[Piece, ...]:

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from functools import singledispatch
 
-from fuseplan.backward.factors import Chain, Piece, alone, factor, is_free, reads_input, slope_of
+from fuseplan.backward.factors import Chain, Piece, factor, is_free, reads_input, slope_of
 from fuseplan.errors import Unsupported
 from fuseplan.graph.layer import Planned
 from fuseplan.graph.node import Node, Origin
 from fuseplan.graph.op import GraphOp
 from fuseplan.graph.ops import Reshape
+from fuseplan.kernels.match import alone
 from fuseplan.language.declarations import Operand
 from fuseplan.language.derivative import ZERO
 from fuseplan.language.dtypes import dtype_of

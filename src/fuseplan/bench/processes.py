@@ -55,18 +55,13 @@ class Process:
 
 
 @contextlib.contextmanager
-def processes(names: Sequence[str], threads: int, folder: Path) -> Iterator[dict[str, Process]]:
-    """A process a name, all of them stopped at the end; what they print goes into the folder."""
-    made = {name: Process(name, threads, folder / f"{number}.log") for number, name in enumerate(names)}
-    try:
-        yield made
-    finally:
-        for process in made.values():
-            process.stop()
-
-
-@contextlib.contextmanager
-def scratch() -> Iterator[Path]:
-    """A folder for outputs, removed at the end."""
-    with tempfile.TemporaryDirectory(prefix="fuseplan-bench-") as folder:
-        yield Path(folder)
+def processes(names: Sequence[str], threads: int) -> Iterator[tuple[dict[str, Process], Path]]:
+    """A process a name, and a folder for outputs, where what they print goes: all are gone at the end."""
+    with tempfile.TemporaryDirectory(prefix="fuseplan-bench-") as scratch:
+        folder = Path(scratch)
+        made = {name: Process(name, threads, folder / f"{number}.log") for number, name in enumerate(names)}
+        try:
+            yield made, folder
+        finally:
+            for process in made.values():
+                process.stop()

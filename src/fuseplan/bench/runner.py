@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fuseplan.bench.options import Options, Progress, now
 from fuseplan.bench.peers import known
-from fuseplan.bench.processes import Process, processes, scratch
+from fuseplan.bench.processes import Process, processes
 from fuseplan.bench.results import Row, dtypes_of, timed_row, wrong
 from fuseplan.bench.worker import part
 from fuseplan.kernels.lower import lower
@@ -44,7 +44,7 @@ def run(suite: Cases, options: Options, progress: Progress = lambda _: None) -> 
     began = now()
     machine_peaks, _ = measured_peaks(options.threads[0])
     patience = Patience(options.patience)
-    with scratch() as folder, processes(options.names, options.threads[0], folder) as started:
+    with processes(options.names, options.threads[0]) as (started, folder):
         for case in suite.cases:
             prepared = _Measured(suite, case, options, began, machine_peaks)
             yield prepared.rows(started, folder, patience, progress)

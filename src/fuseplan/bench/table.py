@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from math import inf
 
+from fuseplan.bench.markdown import table
 from fuseplan.bench.results import OURS, Row
-
-ONE_IMAGE = "ncnn"  # the peer that the aims name apart: it takes one image at a time
+from fuseplan.system.gathering import gathered
 
 
 @dataclass(frozen=True)
@@ -21,37 +22,19 @@ class Line:
     peers: tuple[Row, ...]
     refused: tuple[Row, ...]
 
-    def best(self, against: str = "all") -> Row | None:
-        """The fastest peer of those that count; None where none of them ran."""
-        counted = [row for row in self.peers if _counts(row, against) and row.median]
-        return min(counted, key=_median, default=None)
+    @property
+    def best(self) -> Row | None:
+        """The fastest peer; None where none ran."""
+        return min(self.peers, key=lambda row: row.median or inf, default=None)
 
-    def ratio(self, against: str = "all") -> float | None:
-        """The fastest peer's median time over ours: above 1 we are ahead. None where either has no time.
+    @property
+    def ratio(self) -> float | None:
+        """The fastest peer's median time over ours: above 1 we are ahead. None where either has no time."""
+        return self.over(self.best.median if self.best else None)
 
-        Against `floor` it is the least time this machine allows, against one of our own forms that form's.
-        """
-        other = self._seconds(against)
+    def over(self, other: float | None) -> float | None:
+        """A time over ours; None where either is missing."""
         return None if other is None or not self.ours.median else other / self.ours.median
-
-    def _seconds(self, against: str) -> float | None:
-        if against == "floor":
-            return self.ours.floor
-        forms = [row.median + (row.added or 0.0) for row in self.forms if row.peer == against and row.median]
-        best = self.best(against)
-        return forms[0] if forms else best.median if best else None
-
-
-def _median(row: Row) -> float:
-    return row.median or float("inf")
-
-
-def _counts(row: Row, against: str) -> bool:
-    """Whether an aim is against the peer: `torch` stands for all forms of torch, `torch:steps` for one."""
-    base = row.peer.split(":")[0]
-    if against in ("all", "others"):
-        return against == "all" or base != ONE_IMAGE
-    return bool({row.peer, base} & set(against.split(",")))
 
 
 def is_comparable(row: Row) -> bool:
@@ -67,9 +50,7 @@ def is_comparable(row: Row) -> bool:
 
 def lines(rows: Iterable[Row]) -> list[Line]:
     """One line a case, in the order of the rows; a case that we have no row for is left out."""
-    cases: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
-        cases.setdefault((row.case, row.plan), []).append(row)
+    cases = gathered(((row.case, row.plan), row) for row in rows)
     return [line for listed in cases.values() if (line := _line(listed)) is not None]
 
 
@@ -113,14 +94,16 @@ def _shapes(found: Sequence[Line]) -> Iterator[str]:
     compared = [f"{name.split(':')[1]} / ours" for name in forms]
     figures = ["best peer / ours", *compared, "ours / floor", "error", "spread"]
     head = ["shape", "template", "ours", *names, *figures]
-    yield cells(head)
-    yield cells(["---"] * len(head))
+    yield from table(head, _cells(found, names, forms))
+
+
+def _cells(found: Sequence[Line], names: Sequence[str], forms: Sequence[str]) -> Iterator[list[str]]:
     for line in found:
         shown = _microseconds if is_on_gpu(line.ours) else _milliseconds
         ours, times = line.ours, {row.peer: row.median for row in line.peers}
-        ratio, best = line.ratio(), line.best()
+        ratio, best = line.ratio, line.best
         over_floor = ours.median / ours.floor if ours.median and ours.floor else None
-        yield cells([
+        yield [
             line.case,
             ours.template or _first(ours.refused),
             shown(ours.median),
@@ -130,7 +113,7 @@ def _shapes(found: Sequence[Line]) -> Iterator[str]:
             f"{over_floor:.2f}" if over_floor else "",
             "" if ours.error is None else f"{ours.error:.1e}",
             "" if ours.spread is None else f"{ours.spread:.0%}",
-        ])  # fmt: skip
+        ]
 
 
 def _over(line: Line, form: str) -> str:
@@ -141,10 +124,8 @@ def _over(line: Line, form: str) -> str:
 
 def refusals(found: Sequence[Line]) -> Iterator[str]:
     """Which peer did not run which shapes, and why."""
-    reasons: dict[tuple[str, str], list[str]] = {}
-    for line in found:
-        for row in line.refused:
-            reasons.setdefault((row.peer, _first(row.refused)), []).append(line.case)
+    refused = ((row, line.case) for line in found for row in line.refused)
+    reasons = gathered(((row.peer, _first(row.refused)), case) for row, case in refused)
     if reasons:
         yield ""
     for (peer, reason), cases in reasons.items():
@@ -165,8 +146,3 @@ def _milliseconds(seconds: float | None) -> str:
 
 def _microseconds(seconds: float | None) -> str:
     return "" if seconds is None else f"{seconds * 1e6:.1f}"
-
-
-def cells(words: Iterable[str]) -> str:
-    """A line of a table."""
-    return "| " + " | ".join(words) + " |"

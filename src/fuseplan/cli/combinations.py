@@ -7,7 +7,7 @@ combination, a template, a layout and a dtype.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
@@ -28,6 +28,7 @@ from fuseplan.op import Elementwise, Op
 from fuseplan.ops import activation, affine, conv, matmul, training
 from fuseplan.plans.naming import as_rows
 from fuseplan.plans.plan import FusionPlan
+from fuseplan.system.gathering import gathered
 
 Value = TypeVar("Value", bound=Hashable)
 
@@ -314,19 +315,12 @@ class Row:
 
 def rows(found: Iterable[Cell]) -> Iterator[Row]:
     """Cells that agree in one row."""
-    same: dict[Any, list[Cell]] = {}
-    for each in found:
-        key = (each.template, each.code, each.refused, *_missing(each), each.taken)
-        same.setdefault(key, []).append(each)
+    same: dict[Any, list[Cell]] = gathered(
+        ((each.template, each.code, each.refused, *_missing(each), each.taken), each) for each in found
+    )
     for (template, code, *rest), held in same.items():
-        places: dict[str, tuple[tuple[str, str], ...]] = {}
-        for each in held:
-            places[each.combination] = (*places.get(each.combination, ()), (each.layout, each.dtype))
-        for names, where in alike(places):
-            dtypes_of: dict[str, tuple[str, ...]] = {}
-            for layout, dtype in where:
-                dtypes_of[layout] = (*dtypes_of.get(layout, ()), dtype)
-            for layouts, dtypes in alike(dtypes_of):
+        for names, where in alike((each.combination, (each.layout, each.dtype)) for each in held):
+            for layouts, dtypes in alike(where):
                 yield Row(template, names, layouts, dtypes, code, *rest)
 
 
@@ -340,9 +334,7 @@ def _missing(cell: Cell) -> tuple[tuple[str, ...], tuple[str, ...]]:
     )
 
 
-def alike(found: Mapping[str, Value]) -> list[tuple[tuple[str, ...], Value]]:
-    """Names that have equal values, together."""
-    same: dict[Value, list[str]] = {}
-    for name, value in found.items():
-        same.setdefault(value, []).append(name)
-    return [(tuple(names), value) for value, names in same.items()]
+def alike(pairs: Iterable[tuple[str, Value]]) -> Iterator[tuple[tuple[str, ...], tuple[Value, ...]]]:
+    """Names that have the same values, together, with these values."""
+    same = gathered((tuple(values), name) for name, values in gathered(pairs).items())
+    return ((tuple(names), values) for values, names in same.items())

@@ -7,7 +7,7 @@ import functools
 import math
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -113,10 +113,6 @@ def completing(words: Callable[[], Iterable[str]]) -> dict[str, Any]:
     return {"shell_complete": complete}
 
 
-def _templates() -> Iterator[str]:
-    return (template.name for backend in BACKENDS for template in backend.templates)
-
-
 PLAN = PlanText()
 TARGETS = completing(lambda: ("cpu", "cuda", *KINDS))
 QUIET = click.option(
@@ -166,7 +162,7 @@ ACCURACY = click.option(
 )
 TEMPLATE = click.option(
     "--template",
-    **completing(_templates),
+    **completing(lambda: (template.name for backend in BACKENDS for template in backend.templates)),
     metavar="TEMPLATE",
     help="The only template to consider: its name, or a candidate as explain prints it.",
 )

@@ -11,14 +11,14 @@ import click
 from fuseplan.backends import backend_of
 from fuseplan.cli.options import Asked, plan_command
 from fuseplan.errors import ArgumentError
-from fuseplan.execution.build import build
+from fuseplan.execution.build import build_sound
 from fuseplan.execution.stages import Records, decide
 
 LISTINGS = ("asm", "ptx", "sass")
 
 
 def _program(records: Records) -> tuple[str, Any]:
-    program = build(records.choice, records.kernel, records.target).to_json()
+    program = build_sound(records)[1].to_json()
     return json.dumps(program, indent=1), program
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import click
 
 from fuseplan.backends import BACKENDS, backend_of
-from fuseplan.cli.combinations import AXES, Row, cells
+from fuseplan.cli.combinations import AXES, Row, alike, cells
 from fuseplan.cli.combinations import rows as combination_rows
 from fuseplan.cli.options import AS_JSON, TARGET, loud_command
 from fuseplan.cli.screen import Screen, print_json, print_table
@@ -24,10 +23,12 @@ from fuseplan.messages.reasons import first_refusal
 from fuseplan.op import Op
 from fuseplan.ops import OPERATORS
 from fuseplan.plans.plan import FusionPlan
+from fuseplan.system.gathering import gathered
+from fuseplan.system.reading import Record
 
 
 @dataclass(frozen=True)
-class Support:
+class Support(Record):
     """The templates that take an operator's samples of one dtype and layout, by themselves."""
 
     operator: str
@@ -35,16 +36,6 @@ class Support:
     dtype: str
     layout: str
     templates: tuple[str, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        return {
-            "operator": self.operator,
-            "kind": self.kind,
-            "dtype": self.dtype,
-            "layout": self.layout,
-            "templates": list(self.templates),
-        }
 
 
 def supported(target: Target) -> Iterator[Support]:
@@ -96,21 +87,15 @@ def _takers(plans: Sequence[FusionPlan], target: Target) -> tuple[str, ...]:
 
 def grouped(rows: list[Support]) -> Iterator[tuple[str, str, str, str]]:
     """Operators, layouts, dtypes, templates: one line for all that agree in the last three."""
-    lines: dict[tuple[str, str, str], list[str]] = {}
-    for operator in dict.fromkeys(row.operator for row in rows):
-        for line in _lines([row for row in rows if row.operator == operator]):
-            lines.setdefault(line, []).append(operator)
-    for (layouts, dtypes, templates), operators in lines.items():
-        yield " ".join(operators), layouts, dtypes, templates
+    own = gathered((row.operator, row) for row in rows)
+    lines = gathered((line, operator) for operator, held in own.items() for line in _lines(held))
+    yield from ((" ".join(operators), *line) for line, operators in lines.items())
 
 
 def _lines(rows: list[Support]) -> Iterator[tuple[str, str, str]]:
     """Of one operator: layouts that agree in everything, then dtypes that agree in their templates."""
-    layouts: dict[tuple[tuple[str, tuple[str, ...]], ...], list[str]] = {}
-    for layout in sorted({row.layout for row in rows}, key=lambda name: (len(name), name)):
-        held = tuple((row.dtype, row.templates) for row in rows if row.layout == layout)
-        layouts.setdefault(held, []).append(layout)
-    for held, names in layouts.items():
+    ordered = sorted(rows, key=lambda row: (len(row.layout), row.layout))
+    for names, held in alike((row.layout, (row.dtype, row.templates)) for row in ordered):
         for templates in dict.fromkeys(templates for _, templates in held):
             dtypes = " ".join(dtype for dtype, own in held if own == templates)
             yield " ".join(names), dtypes, ", ".join(templates) or "none"

@@ -7,10 +7,11 @@ import struct
 import time
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from fuseplan.backends import backend_of
 from fuseplan.backends.backend import Backend, Loaded
-from fuseplan.errors import BuildError
+from fuseplan.errors import BuildError, UnsoundCodeError, counted
 from fuseplan.execution.select import Choice
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel
@@ -19,6 +20,9 @@ from fuseplan.kernels.template import Template
 from fuseplan.stores import cache, foreign
 from fuseplan.system import limits
 from fuseplan.system.locks import Lock
+
+if TYPE_CHECKING:
+    from fuseplan.execution.stages import Records
 
 _LENGTH = struct.Struct("<I")
 
@@ -115,6 +119,29 @@ def build(choice: Choice, kernel: Kernel, target: Target, *, use_cache: bool = T
         with cache.lock(key):
             program = making.stored(again=True) or making.compiled()
     return _keep(place, program)
+
+
+def build_sound(records: Records, *, use_cache: bool = True) -> tuple[Records, Program]:
+    """The program of the choice, or of the next candidate whose code passes the toolchain's checks.
+
+    Returns:
+        The records with the choice that was built, and its program.
+
+    Raises:
+        BuildError: as `build`; or the code of no candidate passes.
+    """
+    made, faults = records, 0
+    while True:
+        try:
+            return made, build(made.choice, made.kernel, made.target, use_cache=use_cache)
+        except UnsoundCodeError as error:
+            choice = made.choice.without(error.what)
+            if choice is None and faults:
+                many = f"\nThe code of {counted(faults, 'other candidate')} fails a check too"
+                raise UnsoundCodeError(error.what + many, source=error.source, output=error.output) from error
+            if choice is None:
+                raise
+            made, faults = replace(made, choice=choice), faults + 1
 
 
 def _known(place: _Place) -> Program | None:

@@ -30,9 +30,8 @@ class OpenBoundPlan(BoundPlan):
         plan = runner.plan
         check_keys(plan, values)
         self._runner, self._axes = runner, plan.src.open_axes
-        shapes = {each.key: each.shape for each in plan.operands}
-        shapes |= {each.key: each.shape for each in plan.results}
-        self._open = {key: shape for key, shape in shapes.items() if OPEN in shape}
+        given = (each for kind in (plan.operands, plan.results) for each in kind)
+        self._open = {each.key: each.shape for each in given if OPEN in each.shape}
         self._late = {key: value for key, value in values.items() if key in self._open}
         packed = {key: value for key, value in values.items() if key not in self._open}
         self._shortest = BoundPlan(runner.at((1,) * len(self._axes)), packed, borrow)

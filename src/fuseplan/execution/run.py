@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from fuseplan.backends.backend import Addresses, Memory, Packed
+from fuseplan.backends.host import HostMemory
 from fuseplan.errors import ArgumentError, counted
 from fuseplan.execution.runner import Given, Runner, Words
 from fuseplan.language.tensor import TensorSpec
@@ -20,6 +21,7 @@ from fuseplan.tensors.arguments import (
     bare_values,
     check_apart,
     check_keys,
+    index_check,
     may_share,
     operand_buffer,
     parameter_value,
@@ -76,6 +78,7 @@ class BoundPlan:
         self._make = self._memory.maker(plan.output)
         self._address: Callable[[Any], int] = _unknown  # of a tensor like the src that passed
         self._addresses: Addresses = _both_unknown  # and of such an out
+        self._check = index_check(plan) if isinstance(self._memory, HostMemory) else None
         self._passed: dict[str, tuple[int, Callable[[Any], int]]] = {}  # the same of operands of a call
 
     def _hold(self, values: Mapping[str, Any], words: Words, in_place: dict[str, Buffer]) -> None:
@@ -215,6 +218,8 @@ class BoundPlan:
         return self._runner.outcome(out, *tensors)
 
     def _run(self, src: int, dst: int, words: Words | tuple[()] = ()) -> None:
+        if self._check:
+            self._check(src)
         try:
             block = self._free_blocks.pop()  # atomic, so two threads never get the same
         except IndexError:

@@ -102,7 +102,7 @@ class Saved:
         end = HEADER.size + head
         try:
             return _described(reading.json_of(data[HEADER.size : end]), data[end:])
-        except (KeyError, TypeError, FuseplanError) as error:
+        except (KeyError, TypeError, ValueError, FuseplanError) as error:
             raise ValueError(f"its description cannot be read: {error}") from error
 
 

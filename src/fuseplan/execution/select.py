@@ -23,16 +23,25 @@ USUAL = {"triton": "cuda"}  # names of usual targets that differ from their back
 
 @dataclass(frozen=True)
 class Considered:
-    """A candidate with its estimate, or a template with its refusal."""
+    """A candidate with its estimate, or a template with its refusal.
+
+    `fault` says which check the code of a candidate failed that was built; None where it failed none.
+    """
 
     template: str
     seconds: float | None = None
     refusal: Refusal | None = None
+    fault: str | None = None
 
     def to_json(self) -> dict[str, object]:
         """The fields as JSON values."""
         refusal = self.refusal.to_json() if self.refusal else None
-        return {"template": self.template, "seconds": self.seconds, "refusal": refusal}
+        return {
+            "template": self.template,
+            "seconds": self.seconds,
+            "refusal": refusal,
+            "fault": self.fault,
+        }
 
 
 @dataclass(frozen=True)
@@ -41,8 +50,9 @@ class Choice:
 
     Attributes:
         template: the chosen one.
-        considered: each candidate, the chosen one first and then by estimate, and after them the refusals.
-        candidates: templates that can run the kernel, by estimate.
+        considered: each candidate, the chosen one first and then by estimate, after them the refusals, and
+            then the candidates whose code has a fault.
+        candidates: templates to choose from, by estimate: those that can run the kernel, or a named one.
         tuned: the measurement behind the choice; None if the cost model or the caller chose.
         is_current: whether that measurement was made with the installed versions of the toolchain.
     """
@@ -57,6 +67,12 @@ class Choice:
     def seconds(self) -> float:
         """The cost model's estimate of the chosen one."""
         return self.considered[0].seconds or 0.0
+
+    def without(self, fault: str) -> Choice | None:
+        """The next candidate's choice, where this one's code has a fault; None where none is left."""
+        left = tuple(each for each in self.candidates if each != self.template)
+        faulty, *others = self.considered
+        return Choice(left[0], (*others, replace(faulty, fault=fault)), left) if left else None
 
     def __str__(self) -> str:
         return self.template.text
@@ -100,7 +116,8 @@ def select(
     wanted, _, knobs = text.partition("(")
     choice = _best(kernel, target, accuracy, _named(wanted, target), plan)
     if knobs:
-        return _exactly(choice, text)
+        named = _exactly(choice, text)
+        return replace(named, candidates=(named.template,))
     return _measured(choice, kernel, target, accuracy) if tuned and not wanted else choice
 
 

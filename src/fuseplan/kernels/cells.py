@@ -25,14 +25,19 @@ def placed_output(
     made: Output, step: Step, centre: Step, places: Sequence[int], behind: Sequence[int]
 ) -> Output:
     """A saved value with its places in a kernel whose statistics are over any axes."""
-    spec = spread(step.dst, places if step.index < centre.index else behind, len(places))
+    spec = spread(step.dst, places if step.index < centre.index else behind, _rank(places))
     return replace(made, shape=spec.shape, strides=spec.element_strides)
 
 
 def placed_result(made: Result, formula: Scalar, places: Sequence[int]) -> Output:
     """A result of statistics over any axes: the extents and strides of its own axes, 1 along the others."""
-    shape, strides = [1] * len(places), [1] * len(places)
+    shape, strides = [1] * _rank(places), [1] * _rank(places)
     for axis, extent, stride in zip(made.axes, made.shape, made.spec.element_strides, strict=bool(made.axes)):
         shape[places[axis]], strides[places[axis]] = extent, stride
-    all_axes, lies = tuple(range(len(places))), tuple(strides)
+    all_axes, lies = tuple(range(len(shape))), tuple(strides)
     return Output(made.key, all_axes, tuple(shape), made.dtype, formula, made.updated, strides=lies)
+
+
+def _rank(places: Sequence[int]) -> int:
+    """The kernel's axes, where src's are at these places: a vector is one row."""
+    return max(2, len(places))

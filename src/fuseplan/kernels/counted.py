@@ -41,7 +41,7 @@ def counted(
     """
     for step in steps:
         src, axes = step.src, rank or step.src.canonical.rank
-        where = places or [axes - src.rank + src.canonical_order.index(axis) for axis in range(src.rank)]
+        where = places or src.places
         for key, own in step.indices.items():
             at, length = run or (0, 1)
             along = (*own[:at], own[at] * length, *own[at:]) if run else own

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -137,17 +137,9 @@ class Source:
     @property
     def frame(self) -> dict[str, Any]:
         """All but the text, as JSON values: what a launch needs when the object code is at hand."""
-        return {
-            "entry": self.entry,
-            "slots": [[slot.kind, slot.key, slot.map and asdict(slot.map)] for slot in self.slots],
-            "workspace_bytes": self.workspace_bytes,
-            "workspace_bytes_per_thread": self.workspace_bytes_per_thread,
-            "workspace_bytes_per_extent": self.workspace_bytes_per_extent,
-            "language": self.language,
-            "grid": list(self.grid),
-            "programs": self.programs and asdict(self.programs),
-            "options": [list(option) for option in self.options],
-        }
+        told = asdict(self)
+        del told["text"]
+        return {**told, "slots": [list(slot.values()) for slot in told["slots"]]}
 
     @classmethod
     def from_frame(cls, frame: Mapping[str, Any]) -> Source:
@@ -156,28 +148,8 @@ class Source:
         Raises:
             KeyError, TypeError, ValueError: the frame is not one that `frame` made.
         """
-        return cls(
-            text="",
-            entry=str(frame["entry"]),
-            slots=tuple(Slot(str(kind), str(key), _map(each)) for kind, key, each in frame["slots"]),
-            workspace_bytes=int(frame["workspace_bytes"]),
-            workspace_bytes_per_thread=int(frame["workspace_bytes_per_thread"]),
-            workspace_bytes_per_extent=int(frame["workspace_bytes_per_extent"]),
-            language=str(frame["language"]),
-            grid=_triple(frame["grid"]),
-            programs=frame["programs"] and Programs(**{k: int(v) for k, v in frame["programs"].items()}),
-            options=tuple((str(name), int(value)) for name, value in frame["options"]),
-        )
+        from fuseplan.system.reading import record  # noqa: PLC0415 - an import reads no files
 
-
-def _map(found: Mapping[str, Any] | None) -> TensorMap | None:
-    if found is None:
-        return None
-    axes = {name: tuple(map(int, found[name])) for name in ("shape", "strides", "box", "steps")}
-    per_extent, axis = int(found["per_extent"]), int(found["axis"])
-    return TensorMap(str(found["dtype"]), **axes, per_extent=per_extent, axis=axis)
-
-
-def _triple(grid: Sequence[int]) -> tuple[int, int, int]:
-    x, y, z = map(int, grid)
-    return x, y, z
+        told = frame.get("slots", ())
+        slots = [Slot(kind, key, each and record(TensorMap, each)) for kind, key, each in told]
+        return record(cls, {**frame, "text": "", "slots": slots})

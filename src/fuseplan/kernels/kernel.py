@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from numpy.typing import NDArray
 
@@ -27,6 +27,9 @@ from fuseplan.language.reduction import Statistic
 from fuseplan.language.tensor import Dense, TensorSpec
 from fuseplan.scalar import CASTS, Scalar, calls, functions, leaves_of, text
 from fuseplan.system.locks import cached_property
+
+if TYPE_CHECKING:
+    from fuseplan.kernels.lookup import Lookup
 
 C = TypeVar("C", bound=Centre)
 CHANNEL = (1,)  # the axes of an operand per channel
@@ -75,7 +78,7 @@ class KernelOperand:
         shape: extents.
         dtype: of its elements.
         role: where it is read: `prologue` (with src), `weight`, `between`, `epilogue` (with dst), or what
-            attention calls it.
+            attention calls it; `table` of the rows that src is.
         order: the axes of the caller's tensor in the order of `shape`; () where it has them so.
         strides: elements between neighbours along `axes`, where the kernel's loops go along these: in kernels
             with cells or parts, and of attention. () where its places follow from an element's.
@@ -117,8 +120,8 @@ class KernelOperand:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all elements."""
-        return self.size * dtype_of(self.dtype).itemsize
+        """Bytes of all elements; of a table none, as src has those of the rows that are read."""
+        return 0 if self.role == "table" else self.size * dtype_of(self.dtype).itemsize
 
     def told(self, is_open: bool) -> str:
         """All fields in one line; a star for the first axis of an open one."""
@@ -171,6 +174,8 @@ class Kernel(Opened):
 
     Where dst is a range of the features of a larger tensor, `whole` are the features of that; 0 where it is
     none. Features are innermost then, and `pitch` elements lie from a position of dst to the next.
+
+    With a `lookup`, src's elements are those of a table's rows, and indices lie where the caller has src.
     """
 
     src: TensorSpec
@@ -188,6 +193,7 @@ class Kernel(Opened):
     open_keys: tuple[str, ...] = ()
     whole: int = 0
     indices: tuple[Counted, ...] = ()
+    lookup: Lookup | None = None
 
     @cached_property
     def text(self) -> str:
@@ -196,6 +202,8 @@ class Kernel(Opened):
 
     def _lines(self) -> Iterator[str]:
         yield f"src: {self.told(self.src)}"
+        if self.lookup:
+            yield self.lookup.text
         yield from (f"prologue {stage.op_text}: x = {text(stage.expression)}" for stage in self.prologue)
         if self.centre:
             yield self.centre.text

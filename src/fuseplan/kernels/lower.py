@@ -12,6 +12,7 @@ from fuseplan.kernels.counted import counted
 from fuseplan.kernels.gradients import NO_WINDOW, gradient
 from fuseplan.kernels.joined import centres, numbered, results, statistics
 from fuseplan.kernels.kernel import Kernel, KernelOperand, Output, Stage
+from fuseplan.kernels.lookup import reads_rows
 from fuseplan.kernels.match import Match, row_stride, rows_of
 from fuseplan.kernels.runs import parts_in_runs, split_step
 from fuseplan.language.declarations import Operand, Result
@@ -28,6 +29,7 @@ from fuseplan.ops.normalization import Normalization, reduced_axes
 from fuseplan.ops.parts import Parted
 from fuseplan.ops.ranges import RANGES, Within
 from fuseplan.ops.save import Save
+from fuseplan.ops.windows import Window
 from fuseplan.plans.step import Step
 from fuseplan.plans.text import operator_text
 from fuseplan.scalar import CASTS, Scalar, leaf, leaves_of
@@ -47,6 +49,7 @@ def lower(match: Match) -> Kernel:
     return replace(kernel, open_axis=axis, open_each=each, open_keys=match.opened)
 
 
+@reads_rows
 def _lowered(steps: Sequence[Step]) -> Kernel:
     centre = next((step for step in steps if step.op.kind != "elementwise"), None)
     if centre is None:
@@ -156,7 +159,7 @@ def split_of(step: Step) -> Split:
     """The parts that a step reads and makes; the axis in the order n, c, spatial."""
     assert isinstance(step.op, Parted)
     split = step.op.split(step.src)
-    return replace(split, axis=step.src.canonical_order.index(split.axis))
+    return replace(split, axis=step.src.places[split.axis])
 
 
 def _rounded_once(stages: tuple[Stage, ...], dtype: str) -> tuple[Stage, ...]:
@@ -270,10 +273,8 @@ def _over_axes(kernel: Kernel, steps: Sequence[Step], centre: Step) -> Kernel:
 
 def _reads_index(kernel: Kernel) -> bool:
     """Whether a formula reads an element's place among the reduced ones."""
-    formulas = [stage.expression for stage in kernel.epilogue]
-    return any(INDEX in leaves_of(each) for each in formulas) or any(
-        each.reads_index for each in kernel.statistics
-    )
+    is_read = any(INDEX in leaves_of(stage.expression) for stage in kernel.epilogue)
+    return is_read or any(each.reads_index for each in kernel.statistics)
 
 
 def _placed(made: Operand, step: Step, role: str, places: Sequence[int]) -> KernelOperand:
@@ -287,7 +288,7 @@ def _placed(made: Operand, step: Step, role: str, places: Sequence[int]) -> Kern
 
 
 def _result(made: Result, src: TensorSpec, formula: Scalar) -> Output:
-    axes = tuple(sorted(src.canonical_order.index(axis) for axis in made.axes))
+    axes = tuple(sorted(src.places[axis] for axis in made.axes))
     strides = made.spec.element_strides if made.per == "beside" else ()
     return Output(made.key, axes, made.shape, made.dtype, formula, made.updated, strides=strides)
 
@@ -315,7 +316,7 @@ def _operand(made: Operand, src: TensorSpec, role: str, places: Sequence[int] | 
         role: of the kernel's.
         places: the kernel's axis of each of src's; n, c, spatial unless given.
     """
-    where = [src.canonical_order.index(axis) for axis in range(src.rank)] if places is None else places
+    where = src.places if places is None else places
     steps = src.element_strides
     order = sorted(range(len(made.axes)), key=lambda at: (where[made.axes[at]], -steps[made.axes[at]]))
     axes = tuple(dict.fromkeys(where[made.axes[at]] for at in order))
@@ -337,7 +338,7 @@ def _roaming(made: Operand, src: TensorSpec, role: str) -> KernelOperand:
     lowered = _operand(made, src, role)
     if not (lowered.packed and lowered.axes):
         return lowered
-    axes = tuple(src.canonical_order.index(axis) for axis in made.axes)
+    axes = tuple(src.places[axis] for axis in made.axes)
     return replace(
         lowered, axes=axes, shape=made.shape, order=(), strides=dense(made.shape, range(len(axes)))
     )
@@ -359,17 +360,18 @@ def _stage(step: Step) -> Stage:
 
 
 def _convolution(step: Step) -> Contraction:
-    op = step.op
-    if isinstance(op, Product):
-        return _product(op, step.src)
-    assert isinstance(op, Conv | pool.Pool)  # by the rules
-    window, own = op.window(step.src), step.src.channels
+    """A product is a convolution of one tap; the channels of a pool are groups."""
+    op, src = step.op, step.src
+    assert isinstance(op, Product | Conv | pool.Pool)  # by the rules
+    once = (1,) * len(src.spatial)
+    one_tap = Window(once, once, once, ((0, 0),) * len(once), src.spatial)
+    window = one_tap if isinstance(op, Product) else op.window(src)
     moved = Contraction(
-        batch=step.src.batch,
-        channels=own,
-        features=own,
-        groups=own,
-        src_spatial=step.src.spatial,
+        batch=src.batch,
+        channels=src.channels,
+        features=src.channels,
+        groups=src.channels,
+        src_spatial=src.spatial,
         dst_spatial=window.dst,
         kernel=window.kernel,
         stride=window.stride,
@@ -377,24 +379,8 @@ def _convolution(step: Step) -> Contraction:
         padding=window.padding,
     )
     if isinstance(op, pool.Pool):
-        return replace(moved, pool=Pool(op.join, op.counted(step.src)))
-    return replace(moved, features=op.features, groups=op.groups, precision=op.precision)
-
-
-def _product(op: Product, src: TensorSpec) -> Contraction:
-    """A matrix product as a convolution of one tap."""
-    once = (1,) * len(src.spatial)
-    return Contraction(
-        batch=src.batch,
-        channels=src.channels,
-        features=op.features,
-        groups=1,
-        src_spatial=src.spatial,
-        dst_spatial=src.spatial,
-        kernel=once,
-        stride=once,
-        dilation=once,
-        padding=((0, 0),) * len(once),
-        weight_per_batch=op.batched,
-        precision=op.precision,
-    )
+        return replace(moved, pool=Pool(op.join, op.counted(src)))
+    made = replace(moved, features=op.features, precision=op.precision)
+    if isinstance(op, Product):
+        return replace(made, groups=1, weight_per_batch=op.batched)
+    return replace(made, groups=op.groups)

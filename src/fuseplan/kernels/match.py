@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from fuseplan.errors import Unsupported
 from fuseplan.kernels.joined import are_joined, parts_fit
@@ -12,9 +12,12 @@ from fuseplan.language.extents import OPEN
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.messages.reasons import Claim, Reason, Refusal, claim, first_refusal
 from fuseplan.op import Op
+from fuseplan.ops.embedding import Embedding
 from fuseplan.ops.ranges import RANGES, Within
 from fuseplan.plans.plan import FusionPlan, as_plan
 from fuseplan.plans.step import Step
+
+AnyOp = TypeVar("AnyOp", bound=Op)
 
 # The rules in order of preference, each with its description. A rule has the name of its centre's kind.
 RULES = {
@@ -81,6 +84,7 @@ def conditions(rule: str, plan: FusionPlan) -> Iterator[Claim]:
     first = next(blocked, None)
     yield claim(first is None, Reason.BLOCKS, operator=first.index if first else None)
     yield from _range(plan, centres)
+    yield _lookup_claim(plan, rule, parted)
     yield _index_claim(plan, rule, parted, centres)
     if rule == "pointwise":
         return
@@ -103,6 +107,15 @@ def conditions(rule: str, plan: FusionPlan) -> Iterator[Claim]:
         beside = []
     told, behind = (beside[0].title, max(beside[0].index, centre)) if beside else (None, None)
     yield claim(not beside, Reason.PARTS_BESIDE, got=told, operator=behind)
+
+
+def _lookup_claim(plan: FusionPlan, rule: str, parted: Sequence[Step]) -> Claim:
+    """Rows of a table are what a kernel of elements or of statistics reads as src."""
+    found = [step for step in plan if isinstance(step.op, Embedding)]
+    is_read = rule in ("pointwise", "normalization") and not parted
+    wrong = next((step for step in found if step.index or not is_read), None)
+    at, told = (wrong.index, wrong.title) if wrong else (None, None)
+    return claim(wrong is None, Reason.LOOKUP, got=told, operator=at)
 
 
 def _index_claim(plan: FusionPlan, rule: str, parted: Sequence[Step], centres: Sequence[Step]) -> Claim:
@@ -226,10 +239,8 @@ def _opened(plan: FusionPlan) -> tuple[str, ...]:
     """`src` and the keys of the operands and results with open axes."""
     if not plan.is_open:
         return ()
-    shapes = {each.key: each.shape for each in plan.operands} | {
-        each.key: each.shape for each in plan.results
-    }
-    return ("src", *(key for key, shape in shapes.items() if OPEN in shape))
+    given = (each for kind in (plan.operands, plan.results) for each in kind)
+    return ("src", *(each.key for each in given if OPEN in each.shape))
 
 
 def _numbered(plan: FusionPlan) -> FusionPlan:
@@ -254,6 +265,6 @@ def unfuse(plan: FusionPlan | str) -> tuple[FusionPlan, ...]:
     return tuple(FusionPlan(step.src, alone(step.op)) for step in as_plan(plan))
 
 
-def alone(op: Op) -> Op:
+def alone(op: AnyOp) -> AnyOp:
     """The operator with tensors as operands, where it reads earlier values of its plan."""
-    return replace(cast(Any, op), **dict.fromkeys(op.again)) if op.again else op
+    return cast(AnyOp, replace(cast(Any, op), **dict.fromkeys(op.again))) if op.again else op

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,8 @@ class Beside:
 # A word of PER, or a function of (op, src): such a word, some axes with other extents, a tensor beside src,
 # or a weight's shape.
 Per = str | Callable[[Any, TensorSpec], str | Along | Beside | Shape]
+# A condition on the operator; a text is the name of a field that tells it.
+When = str | Callable[[Any], bool]
 
 # The axes that an operand has, of those of src.
 PER: dict[str, Callable[[TensorSpec], tuple[int, ...]]] = {
@@ -154,10 +157,14 @@ def _always(_: object) -> bool:
     return True
 
 
+def _condition(when: When) -> Callable[[Any], bool]:
+    return attrgetter(when) if isinstance(when, str) else when
+
+
 def operand(
     per: Per,
     *,
-    when: Callable[[Any], bool] = _always,
+    when: When = _always,
     dtype: Callable[[Any], str] | None = None,
     default: None = None,
     kw_only: bool = False,
@@ -171,35 +178,47 @@ def operand(
             `shared` (one element), `row` (one for each row), `block` (one for `block` neighbours in a row, a
             field of the operator), or a function of (op, src) that gives one of these words, extents `Along`
             some axes, a tensor `Beside` src, or a shape.
-        when: whether the operator has it.
+        when: whether the operator has it: a function, or the name of a field.
         dtype: the dtype, from the operator, where that is neither src's nor the compute dtype.
         default: of the field; type checkers read it.
         kw_only: likewise.
     """
-    return OperandField(per, when, dtype)
+    return OperandField(per, _condition(when), dtype)
 
 
-def result(per: Per, *, when: Callable[[Any], bool] = _always, updated: bool = False) -> Any:
+def result(per: Per, *, when: When = _always, updated: bool = False) -> Any:
     """Declares a tensor that the operator gives besides its output.
 
     Args:
         per: `channel`, `activation`, or a function of (op, src) that gives one of these words, or a tensor
             `Beside` src.
-        when: whether the operator has it.
+        when: as for `operand`.
         updated: the caller gives the tensor; its old value is a leaf of that name.
     """
-    return ResultField(per, when, updated)
+    return ResultField(per, _condition(when), updated)
 
 
 def inner(*, default: object = None, operands: bool = False) -> Any:
     """Declares an attribute that must be an elementwise operator, without operands unless `operands`."""
-    marks = {"inner": True, "operands": operands}
-    return field(metadata=marks) if default is None else field(default=default, metadata=marks)
+    return _declared(default, inner=True, operands=operands)
 
 
-def parameter(*, default: float | None = None, when: Callable[[Any], bool] = _always) -> Any:
+def parameter(*, default: float | None = None, when: When = _always) -> Any:
     """Declares a number given at run time; without a default, the plan has to say it."""
-    marks = {"parameter": when}
+    return _declared(default, parameter=_condition(when))
+
+
+def word(known: Collection[str], *, default: str | None = None) -> Any:
+    """Declares an attribute that is one of the known words."""
+    return _declared(default, words=known)
+
+
+def count(*, default: int | None = None) -> Any:
+    """Declares an attribute that is a whole number from 1 to 2^31 - 1."""
+    return _declared(default, count=True)
+
+
+def _declared(default: object, **marks: object) -> Any:
     return field(metadata=marks) if default is None else field(default=default, metadata=marks)
 
 

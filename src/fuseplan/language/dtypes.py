@@ -89,6 +89,7 @@ _ROWS = (
           "float8_e5m2", "uint8", 19, _E5M2, "uint8_t", "i8", "u8"),
     DType("i8", 1, 1.0, 2.0**7 - 1, "int8", "int8", 3, _INT, "int8_t", "i8", "i8"),
     DType("i32", 4, 1.0, 2.0**31 - 1, "int32", "int32", 6, _INT, "int32_t", "i32", "i32"),
+    DType("i64", 8, 1.0, 2**63 - 1, "int64", "int64", 7, _INT, "int64_t", "i64", "i64"),
     DType("bool", 1, 1.0, 1.0, "bool", "bool", 9, _BOOL, "uint8_t", "i8", "i8"),
 )
 # fmt: on
@@ -126,6 +127,7 @@ def _fp8(fraction: int, top: int) -> Fp8:
 
 
 FP8 = {"f8e4m3": _fp8(3, 0x7E), "f8e5m2": _fp8(2, 0x7C)}
+CONVERTED = tuple(name for name in DTYPES if name != "i64")  # which has indices alone
 FACTORS = tuple(each.name for each in _ROWS if each.is_float and each.itemsize > 1)  # of products, everywhere
 STORED = {each.package: each.name for each in DTYPES.values()}
 HELD = {each.numpy: each.name for each in reversed(_ROWS)} | STORED  # by the name of NumPy's dtype

@@ -9,6 +9,7 @@ import math
 import numbers
 import re
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import Field
 from typing import Any
 
 import numpy as np
@@ -100,6 +101,33 @@ def true_or_false(operator: str, field: str, value: object) -> None:
     """
     if not isinstance(value, bool):
         raise refused(operator, field, "must be True or False", got=shown(value))
+
+
+def checked(operator: str, declared: Field[Any], value: Any, *, applies: bool) -> Any:
+    """The value of an operator's field in its canonical form, by the field's declaration.
+
+    Args:
+        operator: its name.
+        declared: a truth value, a word, a count or a parameter; any other field is as it is given.
+        value: of the field.
+        applies: whether the operator has the parameter.
+
+    Raises:
+        PlanError: the field cannot have the value.
+    """
+    name, marks = declared.name, declared.metadata
+    if declared.type in ("bool", bool):
+        true_or_false(operator, name, value)
+    elif "words" in marks:
+        one_of(operator, name, value, marks["words"])
+    elif "count" in marks:
+        return positive(operator, name, value)
+    elif "parameter" in marks:
+        number = real(operator, name, value)
+        if not applies and value != declared.default:
+            raise refused(operator, name, "has no meaning here", got=value)
+        return number
+    return value
 
 
 def fields_of(kind: type[Any]) -> tuple[list[str], list[str], bool]:

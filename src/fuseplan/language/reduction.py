@@ -92,9 +92,9 @@ class Statistic(ABC):
         """The state, in the order in which its parts use one another."""
 
     @property
-    @abstractmethod
     def numbers(self) -> tuple[Scalar, ...]:
-        """The finished numbers in the order of `names`, over names of parts."""
+        """The finished numbers in the order of `names`, over names of parts; the parts, unless told."""
+        return tuple(leaf(part.name) for part in self.parts)
 
     @property
     def reads_index(self) -> bool:
@@ -142,11 +142,6 @@ class Joined(Statistic):
         """One number for each expression."""
         listed = zip(self.names, self.expressions, strict=True)
         return tuple(Part(self.part(name), self.join, each) for name, each in listed)
-
-    @property
-    def numbers(self) -> tuple[Scalar, ...]:
-        """The parts."""
-        return tuple(leaf(part.name) for part in self.parts)
 
 
 class Sums(Joined):
@@ -222,11 +217,6 @@ class SumExp(Statistic):
         sums = (Part(self.part(name), "add", each) for name, each in zip(self.names[2:], others, strict=True))
         return Part(most, "maximum", x), Part(total, "add", exp(x - shift), moved, settled), *sums
 
-    @property
-    def numbers(self) -> tuple[Scalar, ...]:
-        """The maximum and the sums."""
-        return tuple(leaf(part.name) for part in self.parts)
-
 
 class ArgMax(Statistic):
     """The largest value of the first expression, and the least value of the second where the first has it.
@@ -250,11 +240,6 @@ class ArgMax(Statistic):
 
         moved = kept(leaf(before(most)), leaf(place))
         return Part(most, "maximum", x), Part(place, "minimum", kept(x, index), moved)
-
-    @property
-    def numbers(self) -> tuple[Scalar, ...]:
-        """The maximum and its index."""
-        return tuple(leaf(part.name) for part in self.parts)
 
 
 def _is_number(value: Scalar) -> Scalar:

@@ -121,15 +121,18 @@ class TensorSpec:
         return (*outer[:1], *([self.channel_axis] if self.shape else []), *outer[1:])
 
     @cached_property
+    def places(self) -> tuple[int, ...]:
+        """The place of each axis among those of `canonical`: the one of a vector is that of channels."""
+        order = (-1,) * (2 - self.rank) + self.canonical_order
+        return tuple(map(order.index, range(self.rank)))
+
+    @cached_property
     def canonical(self) -> TensorSpec:
         """The same elements with the axes n, c, spatial, those that the tensor lacks of extent 1."""
         if self.has_channel_names and self.rank >= 2:
             return self
-        ones = [1] * (2 - self.rank)
-        shape, steps = (
-            ones + [each[axis] for axis in self.canonical_order]
-            for each in (self.shape, self.element_strides)
-        )
+        order, ones = self.canonical_order, [1] * (2 - self.rank)
+        shape, steps = (ones + [each[axis] for axis in order] for each in (self.shape, self.element_strides))
         return TensorSpec(shape, self.dtype, strides=steps)
 
     def without(self, axes: Sequence[int]) -> TensorSpec:

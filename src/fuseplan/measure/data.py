@@ -13,13 +13,14 @@ import numpy as np
 
 from fuseplan.errors import ArgumentError, did_you_mean
 from fuseplan.language.declarations import Operand
-from fuseplan.language.dtypes import dtype_of
+from fuseplan.language.dtypes import DType, dtype_of
 from fuseplan.language.tensor import MAX_BYTES, Dense, TensorSpec
 from fuseplan.measure import float64
 from fuseplan.measure.edges import settle
 from fuseplan.measure.spaces import HOST, Draws, Shape, Tensor, Tensors, exact, space_of, space_on
 from fuseplan.ops.attention import Attending
 from fuseplan.ops.conversion import Scaled
+from fuseplan.ops.embedding import Embedding
 from fuseplan.ops.losses import OfLogits
 from fuseplan.ops.normalization import Normalization
 from fuseplan.plans.plan import FusionPlan
@@ -30,11 +31,12 @@ STATISTICS_OF_SQUARES = ("variance", "inverse_variance", "running_variance")
 HALF = 0.5  # the least of them
 
 # How `src` is drawn; the words are what tables and commands call it.
-INPUTS: Mapping[str, Callable[[Draws, Shape], Tensor]] = {
-    "normal": lambda draws, shape: draws.normal(shape),
-    "after relu": lambda draws, shape: draws.normal(shape).clip(0),
-    "large mean": lambda draws, shape: draws.normal(shape) + 100.0,
-    "large range": lambda draws, shape: draws.spread(shape) * draws.normal(shape),
+INPUTS: Mapping[str, Callable[[Draws, Shape, DType], Tensor]] = {
+    "normal": lambda draws, shape, _: draws.normal(shape),
+    "after relu": lambda draws, shape, _: draws.normal(shape).clip(0),
+    "large mean": lambda draws, shape, _: draws.normal(shape) + 100.0,
+    "large range": lambda draws, shape, _: draws.spread(shape) * draws.normal(shape),
+    "denormal": lambda draws, shape, dtype: draws.normal(shape) / dtype.largest,
 }
 
 
@@ -52,8 +54,9 @@ def random_arrays(
         plan: whose tensors.
         seed: the same seed gives the same tensors in every process; None gives others each time.
         inputs: the distribution of `src`, one of `INPUTS`: `normal` (mean 0, variance 1), `after relu` (its
-            negative half is 0), `large mean` (100), `large range` (over seven orders of magnitude). Weights
-            are normal and scaled so that a sum of normal data has variance 1 again.
+            negative half is 0), `large mean` (100), `large range` (over seven orders of magnitude),
+            `denormal` (below the least normal number of the dtype). Weights are normal and scaled so that a
+            sum of normal data has variance 1 again.
         gain: a factor on the weights.
         device: torch's device of torch tensors; None for NumPy's arrays.
 
@@ -71,7 +74,9 @@ def random_arrays(
     _check_size(plan)
     space = space_on(None if device is None else str(device))
     draws = space.draws(seed)
-    drawn = ranged(INPUTS[inputs](draws, plan.src.shape), plan.src.dtype)
+    drawn = ranged(INPUTS[inputs](draws, plan.src.shape, dtype_of(plan.src.dtype)), plan.src.dtype)
+    if plan.ops and isinstance(plan.ops[0], Embedding):
+        drawn = (abs(drawn) * 8).round() % plan.ops[0].rows
     tensors = {"src": space.fill(space.empty(plan.src), plan.src, drawn)}
     for step in plan.steps:
         for held in step.operands:

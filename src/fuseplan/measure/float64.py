@@ -18,6 +18,7 @@ from fuseplan.measure.spaces import Shape, Tensor, Tensors, leaves_of, space_of
 from fuseplan.op import Elementwise
 from fuseplan.ops.attention import Attending, AttentionGradient
 from fuseplan.ops.conv import Conv
+from fuseplan.ops.embedding import Embedding
 from fuseplan.ops.gradient import ConvWeightGradient, LinearWeightGradient
 from fuseplan.ops.matmul import Product
 from fuseplan.ops.normalization import Normalization
@@ -43,10 +44,21 @@ def evaluated(plan: FusionPlan, tensors: Tensors, slip: float = 0.0) -> tuple[Te
         elif isinstance(step.op, Attending):
             x, made = attended(step, step.op, x, tensors)
             results |= made
+        elif isinstance(step.op, Embedding):
+            x = looked_up(step, step.op, tensors["src"], tensors).double()
         else:
             x, made = formed(step, x, {**tensors, **results}, slip=slip)
             results |= made
     return x, results | {key: x[index] for key, index in plan.views.items()}
+
+
+def looked_up(step: Step, op: Embedding, numbers: Tensor, tensors: Tensors) -> Tensor:
+    """The rows of a table, NaN where it has none."""
+    index = numbers.long()
+    index = index + op.rows * ((index < 0) & op.from_end)
+    is_row = (index >= 0) & (index < op.rows)
+    table = tensors[step.keys["weight"]]
+    return space_of(numbers).meanings["where"](is_row[..., None], table[index * is_row], float("nan"))
 
 
 def attended(step: Step, op: Attending, x: Tensor, tensors: Tensors) -> tuple[Tensor, dict[str, Tensor]]:

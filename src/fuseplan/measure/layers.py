@@ -41,15 +41,11 @@ def layers(plan: FusionPlan) -> list[Layer]:
     folded: list[Layer] = []
     for layer in plain_layers(plan):
         before = folded[-1] if folded else None
-        if layer.name == "bias" and before is not None and _takes_bias(before):
+        if layer.name == "bias" and before and "weight" in before.keys and "bias" not in before.keys:
             folded[-1] = replace(before, keys={**before.keys, **layer.keys})
         else:
             folded.append(layer)
     return folded
-
-
-def _takes_bias(layer: Layer) -> bool:
-    return "weight" in layer.keys and "bias" not in layer.keys
 
 
 def plain_layers(plan: FusionPlan) -> list[Layer]:

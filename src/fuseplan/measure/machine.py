@@ -5,18 +5,19 @@ from __future__ import annotations
 import functools
 import platform
 import subprocess
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fuseplan.kernels.target import Target, available_processors, parse_target
 from fuseplan.system import limits
+from fuseplan.system.reading import Record
 
 FIELDS_OF_A_MODEL = ("model name", "cpu model", "Model", "Hardware")  # of /proc/cpuinfo, by architecture
 
 
 @dataclass(frozen=True)
-class Machine:
+class Machine(Record):
     """A processor as its maker names it, LLVM's name for its kind, and the cores this process may use."""
 
     cpu: str
@@ -24,13 +25,9 @@ class Machine:
     cores: int
     system: str
 
-    def to_json(self) -> dict[str, object]:
-        """The fields as JSON values."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
-class GpuMachine:
+class GpuMachine(Record):
     """A GPU, and the machine it is in.
 
     Attributes:
@@ -50,9 +47,9 @@ class GpuMachine:
     driver: str
     host: Machine
 
-    def to_json(self) -> dict[str, object]:
+    def to_json(self) -> dict[str, Any]:
         """The fields as JSON values, the host's beside the GPU's."""
-        own: dict[str, object] = asdict(self)
+        own = super().to_json()
         del own["host"]
         return self.host.to_json() | own
 

@@ -11,7 +11,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -28,7 +28,7 @@ from fuseplan.measure.machine import cpu_model
 from fuseplan.measure.quiet import GpuWatch, HostWatch, Watch, undisturbed
 from fuseplan.stores import cache
 from fuseplan.system import limits, private
-from fuseplan.system.reading import json_of, record
+from fuseplan.system.reading import Record, json_of, record
 
 if TYPE_CHECKING:
     from fuseplan.measure.clock import GpuClock
@@ -57,7 +57,7 @@ class Floor:
 
 
 @dataclass(frozen=True)
-class Peaks:
+class Peaks(Record):
     """What `threads` threads of a processor do at most.
 
     Attributes:
@@ -75,10 +75,6 @@ class Peaks:
     bytes_a_second: dict[str, dict[str, float]]
     l2_bytes: int
     l3_bytes: int
-
-    def to_json(self) -> dict[str, object]:
-        """The fields as JSON values."""
-        return asdict(self)
 
     def level(self, footprint: int) -> str:
         """Where that many bytes stay from one call to the next: `l2`, `l3` or `dram`."""
@@ -102,7 +98,7 @@ class Peaks:
 
 
 @dataclass(frozen=True)
-class GpuPeaks:
+class GpuPeaks(Record):
     """The most that a GPU does.
 
     Attributes:
@@ -114,10 +110,6 @@ class GpuPeaks:
     gpu: str
     bytes_a_second: dict[str, float]
     flops: dict[str, float]
-
-    def to_json(self) -> dict[str, object]:
-        """The fields as JSON values."""
-        return asdict(self)
 
     def floor(self, kernel: Kernel) -> Floor:
         """The least time for a kernel's products and its bytes from memory: the longer of the two.
@@ -152,6 +144,13 @@ def _stays(kernel: Kernel, nbytes: int) -> bool:
     src, over = kernel.src, kernel.centre.over if isinstance(kernel.centre, Reduction) else ()
     span = 1 + sum((src.shape[axis] - 1) * src.element_strides[axis] for axis in over)
     return span == kernel.reduced_count and span * nbytes <= ON_CHIP * src.size
+
+
+def peaks_of(target: Target) -> Peaks | GpuPeaks | None:
+    """The peaks of a target of this machine; None of another machine's, and before they are measured."""
+    if target.device is not None:
+        return gpu_peaks(target.cpu)
+    return peaks(target.threads) if target.backend == "cpu" and target.is_host else None
 
 
 def peaks(threads: int | None = None) -> Peaks | None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
+from fuseplan.system.reading import Record
+
 
 @dataclass(frozen=True)
-class Timing:
+class Timing(Record):
     """Seconds a call took: `n` samples in `blocks` blocks.
 
     Attributes:
@@ -29,10 +30,6 @@ class Timing:
     p90: float
     p99: float
     spread: float
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values, seconds."""
-        return asdict(self)
 
 
 def percentile(samples: Sequence[float], share: float) -> float:

@@ -105,6 +105,11 @@ def as_array(tensor: Tensor) -> Any:
     return octets.view(dtype.array).reshape(tensor.shape).copy()
 
 
+def as_arrays(made: Any) -> Any:
+    """A tensor, or each of several, in NumPy."""
+    return tuple(map(as_array, made)) if isinstance(made, tuple) else as_array(made)
+
+
 def as_taken(plan: FusionPlan, tensors: Tensors, keys: Sequence[str], layout: str = "") -> dict[str, Tensor]:
     """The tensors as torch's operators take them; `keys` are those that come anew with every call."""
     import torch

@@ -205,9 +205,12 @@ def _activation_backward(layer: Layer) -> Call:
 
 
 def _norm(layer: Layer) -> Call:
-    function, shape = getattr(functional, layer.name), (layer.step.src.channels,)
-    epsilon = layer.parameters["epsilon"]
-    return lambda x, **given: function(x, shape, *given.values(), eps=epsilon)
+    """Of `instance_norm`, each channel is a group: torch's own takes no image of one place."""
+    channels, epsilon = layer.step.src.channels, layer.parameters["epsilon"]
+    is_of_rows = layer.name in ("layer_norm", "rms_norm")
+    function = getattr(functional, layer.name if is_of_rows else "group_norm")
+    over = (channels,) if is_of_rows else layer.attributes.get("groups", channels)
+    return lambda x, **given: function(x, over, *given.values(), eps=epsilon)
 
 
 def _axis(layer: Layer) -> int:
@@ -368,7 +371,7 @@ FUNCTIONS: Mapping[str, Callable[[Layer], Call]] = {
     **dict.fromkeys((f"conv{axes}d" for axes in (1, 2, 3)), _convolution),
     **dict.fromkeys((f"{kind}_pool{axes}d" for kind in ("max", "avg") for axes in (1, 2, 3)), _pool),
     **dict.fromkeys(("matmul", "linear"), _product),
-    **dict.fromkeys(("layer_norm", "rms_norm"), _norm),
+    **dict.fromkeys(("layer_norm", "rms_norm", "group_norm", "instance_norm"), _norm),
     **dict.fromkeys(("softmax", "log_softmax"), _softmax),
     **dict.fromkeys(("softmax_backward", "log_softmax_backward"), _softmax_backward),
     **dict.fromkeys(("sum", "mean", "amax", "amin", "logsumexp", "var"), _reduction),

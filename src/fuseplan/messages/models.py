@@ -26,7 +26,10 @@ def instead_of(value: object) -> str:
     """What to write instead of a tensor, or of a model or its file, as an indented remedy; else nothing."""
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return "Describe the tensor: FusionPlan(TensorSpec.like(tensor), ...)"
-    page = _page_of_file(value) if isinstance(value, str | os.PathLike) else _page_of_class(value)
+    if isinstance(value, str | os.PathLike):
+        page = FILES.get(os.path.splitext(os.fsdecode(value).strip())[1].lower())
+    else:
+        page = _page_of_class(value)
     if page is None:
         return ""
     return (
@@ -35,10 +38,6 @@ def instead_of(value: object) -> str:
         "    f32[8x64] -> linear(32) -> bias -> relu\n"
         f"  The guide's page {page!r} has more"
     )
-
-
-def _page_of_file(path: str | os.PathLike[str]) -> str | None:
-    return FILES.get(os.path.splitext(os.fsdecode(path).strip())[1].lower())
 
 
 def _page_of_class(value: object) -> str | None:

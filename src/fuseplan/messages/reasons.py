@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from enum import Enum
+from enum import Enum, unique
 
 GENERAL = "`direct` on the CPU and `product` on a GPU"
 
@@ -19,295 +19,239 @@ OTHERS = (
 )
 
 
-class Reason(Enum):
-    """The catalogue: the code in messages, the sentence with the cause, and the remedy.
+class Catalogue(Enum):
+    """Reasons: the sentence with the cause, and the remedy. A reason's code in messages is its name."""
 
-    A name in backticks in a remedy is a rule's or a template's.
-    """
+    def __init__(self, sentence: str, remedy: str) -> None:
+        self.sentence, self.remedy = sentence, remedy
+
+    @property
+    def code(self) -> str:
+        """The name in small letters, with dashes."""
+        return self.name.lower().replace("_", "-")
+
+
+@unique
+class Reason(Catalogue):
+    """The catalogue of refusals. A name in backticks in a remedy is a rule's or a template's."""
 
     # Plans that no rule fuses.
-    EMPTY_PLAN = ("empty-plan", "the plan has no operator", "Add an operator: plan.add(Relu())")
+    EMPTY_PLAN = ("the plan has no operator", "Add an operator: plan.add(Relu())")
     HORIZONTAL = (
-        "horizontal",
         "operators are fused one after the other, not side by side",
         "Make one vertical plan for each branch",
     )
     NO_GRADIENT = (
-        "no-gradient",
         "there are no plans of this gradient",
         "Leave its tensors out of `wrt`, or let the framework differentiate this operator",
     )
     INDEX = (
-        "index",
         "indices are counted behind a contraction, and behind the parts of its result, not in front of them",
         "Split the plan in front of that operator, or behind it where it is the first",
     )
     NO_CONTRACTION = (
-        "no-contraction",
         "the plan has no convolution, matrix product or pool",
         "`pointwise` takes elementwise operators alone; `normalization` and `reduction` take statistics",
     )
     SEVERAL_CONTRACTIONS = (
-        "several-contractions",
         "one kernel holds one convolution, matrix product or pool",
         "Split the plan in front of the second of them",
     )
     CONTRACTION_IN_POINTWISE = (
-        "contraction-in-pointwise",
         "a pointwise kernel holds elementwise operators alone",
         f"The rule `contraction` takes plans with one contraction, as do {GENERAL}",
     )
     NORMALIZATION_IN_POINTWISE = (
-        "normalization-in-pointwise",
         "a pointwise kernel holds elementwise operators alone",
         "The rule `normalization`, and the templates `normalization` and `reduction`, take statistics",
     )
     NO_NORMALIZATION = (
-        "no-normalization",
         "the plan has no statistics per channel, activation or row, such as batch_norm_training's",
         f"`reduction` takes statistics over any axes; {OTHERS}",
     )
     SEVERAL_NORMALIZATIONS = (
-        "several-normalizations",
         "one kernel holds one operator with statistics, or several with statistics of the same rows or cells",
         "Split the plan in front of the second of them",
     )
     NO_REDUCTION = (
-        "no-reduction",
         "the plan has no statistics over axes of its own choice, such as softmax's",
         f"`normalization` takes statistics per channel, activation or row; {OTHERS}",
     )
     CONTRACTION_AND_NORMALIZATION = (
-        "contraction-and-normalization",
         "one kernel holds a contraction or an operator with statistics, not both",
         "Split the plan in front of the second of the two",
     )
     NO_ATTENTION = (
-        "no-attention",
         "the plan has no attention",
         f"`attention` takes one; `normalization` and `reduction` take statistics; {OTHERS}",
     )
     ATTENTION_IN_POINTWISE = (
-        "attention-in-pointwise",
         "a pointwise kernel holds elementwise operators alone",
         "The rule `attention`, and the templates `attention`, take one attention",
     )
     ATTENTION_DTYPE = (
-        "attention-dtype",
         "the template multiplies elements of 16 or 32 bits and computes in f32",
         "Compile for the CPU, whose `attention` computes f64 too",
     )
     HEAD_SIZE = (
-        "head-size",
         "the queries, keys and values of a tile do not fit the registers of a GPU's program",
         "Compile for the CPU, whose `attention` takes heads of any size",
     )
     BEFORE_ATTENTION = (
-        "before-attention",
         "the kernel reads src as the factor of the scores, without an operator in front of attention",
         "Run the operators in front as a plan of their own",
     )
     BESIDE_ATTENTION = (
-        "beside-attention",
         "one kernel holds one attention, and no contraction or statistics beside it",
         "Split the plan in front of the second of the two",
     )
     SEVERAL_PARTS = (
-        "several-parts",
         "one kernel reads one axis in parts, once",
         "Split the plan in front of the second operator that reads parts",
     )
+    LOOKUP = (
+        "rows of a table are src of a kernel of elementwise operators or statistics, in front of all others",
+        "Split the plan behind the embedding, or in front of it where it is not the first",
+    )
     BESIDE_GRADIENT = (
-        "beside-gradient",
         "operators beside a weight's gradient have no tensors of their own, and read no parts of an axis",
         "Split the plan in front of the second of the two",
     )
     SCATTERED_ROWS = (
-        "scattered-rows",
         "the gradient of a weight is summed over rows that are evenly spaced",
         "Copy src into a dense tensor whose last axis is innermost, and give the plan a src without strides",
     )
     PARTS_BESIDE = (
-        "parts-beside",
         "parts are read behind a contraction, among elementwise operators, or beside statistics of all parts",
         "Split the plan in front of the second of the two; `pointwise` takes elementwise operators alone",
     )
 
     OPEN_AXES = (
-        "open-axes",
         "open axes are rows or images: no operator sums over them, and each tensor has all of them or none",
         "Write plan.with_extents(...) for the plan with numbers in the place of its open axes",
     )
 
     # Kernels that a backend has no template for.
     KNOWN_EXTENTS = (
-        "known-extents",
         "the template is written for extents that are numbers",
         "Say `opens` in a template whose text reads the extent; plan.with_extents(...) has no open axes",
     )
     RANGE = (
-        "range",
         "a range of features is written behind a contraction, features innermost, and no other tensor of its "
         "size is read or written behind it",
         "Leave the operator out, and copy the result into its range; `direct`, `winograd` and `depthwise` on "
         "CPUs write ranges",
     )
     STRIDED_PROLOGUE = (
-        "strided-prologue",
         "in front of a contraction or parts, an operand per element or activation needs a named layout",
         "Copy src into a named layout, and make the plan for that layout",
     )
     SAVED_PROLOGUE = (
-        "saved-prologue",
         "a value in front of a contraction, or of parts of an axis, is not saved: it lies otherwise than dst",
         "Save it in a plan of the operators in front, whose output another plan takes",
     )
     ACCURACY = (
-        "accuracy",
         "the algorithm's error bound is above the accuracy asked for",
         "Allow a larger bound with accuracy=, or make the plan in f64 (without precision=tf32)",
     )
     POOL = (
-        "pool",
         "this kernel sums products with a weight, and a pool has none",
         "`depthwise`, and on the CPU `depthwise_planes`, compute pools",
     )
-    NOT_DEPTHWISE = (
-        "not-depthwise",
-        "a depthwise kernel has one channel in each group",
-        f"{GENERAL} take any groups",
-    )
-    MANY_TAPS = (
-        "many-taps",
-        "the template has separate code for each tap",
-        "`product` takes kernels of any size",
-    )
+    NOT_DEPTHWISE = ("a depthwise kernel has one channel in each group", f"{GENERAL} take any groups")
+    MANY_TAPS = ("the template has separate code for each tap", "`product` takes kernels of any size")
     GROUP_WIDTH = (
-        "group-width",
         "the template packs several narrow groups into a vector",
         "`direct` takes groups of any width",
     )
     CHANNEL_MULTIPLIER = (
-        "channel-multiplier",
         "the template makes few features from each channel",
         "`direct` takes any number of features",
     )
     NO_TRANSFORM = (
-        "no-transform",
         "the transforms are for 2-D convolutions with kernel 3 or 5, stride 1, dilation 1 and one group",
         "`direct` takes any convolution",
     )
-    FLOAT64 = (
-        "float64",
-        "the template computes in float32",
-        "`direct` computes f64 plans",
-    )
+    FLOAT64 = ("the template computes in float32", "`direct` computes f64 plans")
     CHANNELS_FIRST = (
-        "channels-first",
         "the template writes channels last",
         "Give src a layout with its channels innermost, such as nhwc",
     )
     CHANNELS_LAST = (
-        "channels-last",
         "the template writes channels first",
         "Give src a layout with its pixels innermost, such as nchw",
     )
 
     PARTS_OF_FEATURES = (
-        "parts-of-features",
         "behind a contraction, a template reads no parts but gate and value of features in one group",
         "`direct` and `product` compute gated products; `pointwise` takes the operator in a plan of its own",
     )
     OPERANDS_BETWEEN = (
-        "operands-between",
         "between contraction and gated product, operands are per channel or shared, and nothing is saved",
         "Split the plan in front of the operator: `pointwise` takes it and the gated product",
     )
     NOT_POINT_CONVOLUTION = (
-        "not-point-convolution",
         "the template takes 1x1 convolutions with stride 1, no padding and one group",
         "`direct` on the CPU and `product` on a GPU take any convolution",
     )
     SCATTERED_POSITIONS = (
-        "scattered-positions",
         "the template reads the positions of a channel side by side",
         "Give src the default layout (ncw, nchw or ncdhw)",
     )
     WEIGHT_PER_BATCH = (
-        "weight-per-batch",
         "the template reads one weight for all images",
         "`direct` on the CPU and `product` on a GPU take a weight for each image",
     )
 
     UNNAMED_DST = (
-        "unnamed-dst",
         "the template writes the axes in an order that a layout of n, c and spatial axes has",
         "Give src the order of its logical axes, as bsc and bhsc have it",
     )
     BLOCKS = (
-        "blocks",
         "the template reads operands along whole axes, not one element for a block of neighbours",
         "Run that operator in a plan of its own",
     )
     RESULT_DTYPE = (
-        "result-dtype",
         "the template writes results besides the output in the dtype that the plan computes in",
         "Run the operators up to that one, and the others, as plans of their own",
     )
     PADDED_SRC = (
-        "padded-src",
         "the template copies src with its padding, and a process cannot address such a copy",
         "Reduce padding and dilation, or choose a GPU: there `product` reads src without a copy",
     )
 
     # Kernels that the template for Hopper leaves to others.
     NOT_HOPPER = (
-        "not-hopper",
         "the template uses copies and products that only sm_90 has",
         "`product` and `attention` run on any GPU",
     )
     NOT_HALF = (
-        "not-half",
         "the template multiplies f16 and bf16",
         "`product` takes any dtype, and `attention` f32 as well",
     )
     PROLOGUE = (
-        "prologue",
         "the template multiplies src as it lies, without an operator in front of the contraction",
         "`product` computes operators in front of it",
     )
     SAVED = (
-        "saved",
         "the template copies dst out of shared memory and writes nothing else",
         "`product` and `attention` save values behind their products",
     )
     COPY_ALIGNMENT = (
-        "copy-alignment",
         "channels, features and strides have to be multiples of 16 bytes, the unit of the copy engine",
         "Pad them to a multiple of 8; `product` and `attention` take any size",
     )
     BESIDE_KEYS = (
-        "beside-keys",
         "the template reads keys, values and operands per channel, and nothing else beside src",
         "`attention` reads masks, biases, lengths and operands per element",
     )
-    DRAWN = ("drawn", "random numbers leave no registers for 128 sums a thread", "`product` draws them")
-    COPY_STEP = ("copy-step", "the copy engine steps over at most 8 positions", "`product` takes any stride")
-    COPY_AXES = (
-        "copy-axes",
-        "the copy engine reads tensors of at most 5 axes",
-        "`product` takes any number of axes",
-    )
+    DRAWN = ("random numbers leave no registers for 128 sums a thread", "`product` draws them")
+    COPY_STEP = ("the copy engine steps over at most 8 positions", "`product` takes any stride")
+    COPY_AXES = ("the copy engine reads tensors of at most 5 axes", "`product` takes any number of axes")
     GROUP_TILES = (
-        "group-tiles",
         "a group needs whole tiles: a multiple of 16 channels and of 16 features",
         "`product` takes groups of any width",
     )
-
-    def __init__(self, code: str, sentence: str, remedy: str) -> None:
-        self.code = code
-        self.sentence = sentence
-        self.remedy = remedy
 
 
 @dataclass(frozen=True)

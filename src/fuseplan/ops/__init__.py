@@ -16,6 +16,7 @@ from fuseplan.ops.conv import CONVOLUTIONS
 from fuseplan.ops.conversion import CONVERSIONS
 from fuseplan.ops.dropout import Dropout
 from fuseplan.ops.dynamic import DynamicQuantize
+from fuseplan.ops.embedding import Embedding
 from fuseplan.ops.expression import Expression
 from fuseplan.ops.gradient import GRADIENTS
 from fuseplan.ops.groups import GROUP_NORMALIZATIONS
@@ -40,6 +41,7 @@ OPERATORS: tuple[type[Op], ...] = (
     AttentionGradient,
     *AFFINE,
     Dropout,
+    Embedding,
     Save,
     *RANGES,
     *ACTIVATIONS,

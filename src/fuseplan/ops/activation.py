@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import pi, sqrt
 
-from fuseplan.language.declarations import SAMPLE_TENSORS, parameter
-from fuseplan.language.fields import one_of
+from fuseplan.language.declarations import SAMPLE_TENSORS, parameter, word
 from fuseplan.op import Elementwise, Op, operator
 from fuseplan.scalar import (
     Scalar,
@@ -232,11 +231,7 @@ class Gelu(Elementwise):
     onnx = "Gelu"
     torch = "gelu"
 
-    approximate: str = "none"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of(self.name, "approximate", self.approximate, APPROXIMATIONS)
+    approximate: str = word(APPROXIMATIONS, default="none")
 
     def apply(self, x: Scalar) -> Scalar:
         """The formula."""

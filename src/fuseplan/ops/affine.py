@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fuseplan.language.declarations import operand, parameter
-from fuseplan.language.fields import one_of, true_or_false
+from fuseplan.language.declarations import operand, parameter, word
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.op import Elementwise, Op, operator
 from fuseplan.scalar import Scalar, sqrt, where
@@ -85,12 +84,8 @@ class Mul(Elementwise):
         return x * other
 
 
-def _statistics(op: BatchNorm, src: TensorSpec) -> str:
+def _statistics(op: BatchNorm, _: TensorSpec) -> str:
     return MODES[op.mode]
-
-
-def _is_inverse(op: BatchNorm) -> bool:
-    return op.inverse
 
 
 def _is_plain(op: BatchNorm) -> bool:
@@ -113,17 +108,12 @@ class BatchNorm(Elementwise):
 
     mean = operand(_statistics)
     variance = operand(_statistics, when=_is_plain)
-    inverse_variance = operand(_statistics, when=_is_inverse)
+    inverse_variance = operand(_statistics, when="inverse")
     scale = operand(_statistics)
     shift = operand(_statistics)
-    mode: str = "spatial"
+    mode: str = word(MODES, default="spatial")
     inverse: bool = False
     epsilon: float = parameter(default=1e-5, when=_is_plain)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of(self.name, "mode", self.mode, MODES)
-        true_or_false(self.name, "inverse", self.inverse)
 
     @property
     def reads(self) -> str | None:
@@ -155,10 +145,6 @@ class BatchNorm(Elementwise):
         yield "f32[2x5x3x7]", cls("per_activation", epsilon=1e-3)
 
 
-def _slopes(op: Prelu, src: TensorSpec) -> str:
-    return "shared" if op.shared else "channel"
-
-
 @operator
 class Prelu(Elementwise):
     """x where x > 0, else slope * x
@@ -169,12 +155,8 @@ class Prelu(Elementwise):
     onnx = "PRelu"
     torch = "prelu"
 
-    slope = operand(_slopes)
+    slope = operand(lambda op, _: "shared" if op.shared else "channel")
     shared: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        true_or_false(self.name, "shared", self.shared)
 
     @property
     def reads(self) -> str | None:

@@ -6,16 +6,15 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import replace
 from math import isfinite, sqrt
-from typing import ClassVar
 
 import numpy as np
 
 from fuseplan.errors import PlanError
 from fuseplan.language import layouts
 from fuseplan.language.attend import Attend, AttendGradient
-from fuseplan.language.declarations import Array, Beside, operand, result
+from fuseplan.language.declarations import Array, Beside, operand, result, word
 from fuseplan.language.extents import is_integer, outermost_first
-from fuseplan.language.fields import one_of, real, refused, true_or_false
+from fuseplan.language.fields import real, refused
 from fuseplan.language.reduction import NUMPY_JOINS
 from fuseplan.language.tensor import Dense, TensorSpec
 from fuseplan.messages.excerpt import shown
@@ -26,38 +25,18 @@ AXES = "bhst"  # of the scores
 COUNTS = ("keys", "key_heads", "features", "window")
 
 
-def _key(op: Attending, src: TensorSpec) -> Beside:
-    return Beside(op.lying(src, op.attend(src).size))
-
-
-def _value(op: Attending, src: TensorSpec) -> Beside:
-    return Beside(op.lying(src, op.attend(src).features))
-
-
-def _bias(op: Attending, src: TensorSpec) -> Beside:
-    return Beside(Dense(op.extents(src, op.bias_axes), src.dtype))
-
-
-def _mask(op: Attending, src: TensorSpec) -> Beside:
-    return Beside(Dense(op.extents(src, op.mask_axes), "bool"))
-
-
-def _lengths(op: Attending, src: TensorSpec) -> Beside:
-    return Beside(Dense(op.extents(src, "b"), "i32"))
-
-
 @operator
 class Attending(Op):
     """What attention and its gradients share: how scores are made, and which keys a query sees."""
 
     kind = "attention"
-    flags: ClassVar[tuple[str, ...]] = ("is_causal", "is_padded")
+    reads = "rows"
 
-    key = operand(_key)
-    value = operand(_value)
-    bias = operand(_bias, when=lambda op: bool(op.bias_axes))
-    mask = operand(_mask, when=lambda op: bool(op.mask_axes))
-    lengths = operand(_lengths, when=lambda op: op.is_padded)
+    key = operand(lambda op, src: Beside(op.lying(src, op.attend(src).size)))
+    value = operand(lambda op, src: Beside(op.lying(src, op.attend(src).features)))
+    bias = operand(lambda op, src: Beside(op.along(src, op.bias_axes, src.dtype)), when="bias_axes")
+    mask = operand(lambda op, src: Beside(op.along(src, op.mask_axes, "bool")), when="mask_axes")
+    lengths = operand(lambda op, src: Beside(op.along(src, "b", "i32")), when="is_padded")
     is_causal: bool = False
     keys: int = 0
     key_heads: int = 0
@@ -72,8 +51,6 @@ class Attending(Op):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in self.flags:
-            true_or_false(self.name, name, getattr(self, name))
         for name in (*COUNTS, "offset"):
             value, least = getattr(self, name), 0 if name in COUNTS else 1 - 2**31
             if not is_integer(value) or not least <= value < 2**31:
@@ -92,11 +69,6 @@ class Attending(Op):
         if not is_right or str(word)[-1:] not in ("", "t"):
             want = "letters of bhst in this order, t among them, such as hst"
             raise refused(self.name, name, "must be axes of the scores", got=shown(word), want=want)
-
-    @property
-    def reads(self) -> str:
-        """The last axis."""
-        return "rows"
 
     def attend(self, src: TensorSpec) -> Attend:
         """The record of the centre.
@@ -117,10 +89,10 @@ class Attending(Op):
             self.bias_axes, self.mask_axes, self.is_padded,
         )  # fmt: skip
 
-    def extents(self, src: TensorSpec, axes: str) -> tuple[int, ...]:
-        """Of a tensor with these axes of the scores."""
+    def along(self, src: TensorSpec, axes: str, dtype: str) -> Dense:
+        """A tensor with these axes of the scores."""
         known = self.attend(src).extents
-        return tuple(known[axis] for axis in axes)
+        return Dense(tuple(known[axis] for axis in axes), dtype)
 
     def lying(self, src: TensorSpec, size: int) -> TensorSpec:
         """How key and value lie: as src, or without gaps in its order."""
@@ -167,9 +139,8 @@ class Attention(Attending):
 
     torch = "scaled_dot_product_attention"
     onnx = "Attention"
-    flags = (*Attending.flags, "return_lse")
 
-    lse = result("row", when=lambda op: op.return_lse)
+    lse = result("row", when="return_lse")
     return_lse: bool = False
 
     def centre(self, src: TensorSpec) -> Attend:
@@ -202,23 +173,11 @@ class Attention(Attending):
         yield "f32[3x2x1x8, bhsd]", cls(keys=40, key_heads=1, is_padded=True, scale=0.5)
 
 
-def _grad(op: Attending, src: TensorSpec) -> Beside:
-    return Beside(op.attended(src))
-
-
-def _lse(op: Attending, src: TensorSpec) -> Beside:
-    return Beside(Dense(src.shape[:3], src.compute_dtype))
-
-
 def _delta(op: Attending, src: TensorSpec) -> Beside:
     """As a sum over the features of attention's output lies."""
     order = [axis for axis in outermost_first(src.element_strides) if axis < 3]
     strides = layouts.dense(src.shape[:3], order)
     return Beside(TensorSpec(src.shape[:3], src.compute_dtype, strides=strides))
-
-
-def _value_gradient(op: Attending, src: TensorSpec) -> Beside:
-    return Beside(_like(src, op.lying(src, op.attend(src).features).shape, is_dense=True))
 
 
 def _is_by_key(op: AttentionGradient) -> bool:
@@ -240,15 +199,14 @@ class AttentionGradient(Attending):
     gradient.
     """
 
-    lse = operand(_lse)
+    lse = operand(lambda op, src: Beside(Dense(src.shape[:3], src.compute_dtype)))
     delta = operand(_delta)
-    grad = operand(_grad)
-    value_gradient = result(_value_gradient, when=_is_by_key)
-    by: str = "query"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of(self.name, "by", self.by, ("query", "key"))
+    grad = operand(lambda op, src: Beside(op.attended(src)))
+    value_gradient = result(
+        lambda op, src: Beside(_like(src, op.lying(src, op.attend(src).features).shape, is_dense=True)),
+        when=_is_by_key,
+    )
+    by: str = word(("query", "key"), default="query")
 
     def centre(self, src: TensorSpec) -> AttendGradient:
         """The record of the gradient."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY
+from math import prod
 
 import numpy as np
 
 from fuseplan.errors import PlanError
-from fuseplan.language.declarations import Array, Shape, operand
-from fuseplan.language.fields import one_of, positive, refused
+from fuseplan.language.declarations import Array, Shape, count, operand, word
+from fuseplan.language.fields import refused
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.op import Given, Op, operator
 from fuseplan.ops.windows import Padding, PerAxis, Window, Windowed, windows_of
@@ -36,7 +37,7 @@ def check_precision(operator: str, precision: str, src: TensorSpec) -> None:
         )
 
 
-@dataclass(frozen=True)
+@operator
 class OfConvolution(Windowed):
     """What convolutions and the gradients of their weights share: the fields of a convolution.
 
@@ -44,22 +45,19 @@ class OfConvolution(Windowed):
     hardware is faster for it.
     """
 
-    features: int
+    features: int = count()
     kernel: PerAxis
     _: KW_ONLY  # PyTorch's order is channels, features, kernel: three numbers would be taken for other fields
     stride: PerAxis = 1
     padding: Padding = 0
     dilation: PerAxis = 1
-    groups: int = 1
-    precision: str = "full"
+    groups: int = count(default=1)
+    precision: str = word(PRECISIONS, default="full")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("features", "groups"):
-            self._set(name, positive(self.name, name, getattr(self, name)))
         self._set_numbers("kernel", "stride", "dilation")
         self._set("padding", self._canonical_padding())
-        one_of(self.name, "precision", self.precision, PRECISIONS)
         if self.features % self.groups:
             raise refused(
                 self.name,
@@ -91,11 +89,12 @@ class OfConvolution(Windowed):
         return (src.batch, self.features, *self.window(src).dst)
 
 
-@dataclass(frozen=True)
+@operator
 class Conv(OfConvolution):
     """What convolutions of any number of spatial axes share."""
 
     onnx = "Conv"
+    weight = operand(OfConvolution.weight_shape)
 
     def output(self, src: TensorSpec) -> TensorSpec:
         """The shape that `convolved` tells; a PlanError as it says."""
@@ -120,20 +119,24 @@ def correlation(src: Array, weight: Array, window: Window, groups: int) -> Array
         window: how it moves over src.
         groups: of channels and features.
     """
-    axes = len(window.kernel)
     each = weight if weight.ndim > src.ndim else np.broadcast_to(weight, (len(src), *weight.shape))
     dst = np.empty((len(src), each.shape[1], *window.dst))
-    taps = tuple(range(-axes, 0))  # the kernel's axes, the last of the windows
-    beside_channels = tuple(range(1, 1 + axes))  # as the weight has them
     for image, own, result in zip(windows_of(src, window), each, dst, strict=True):
         parts = (np.split(some, groups) for some in (image, result, own))
         for rows, features, matrix in zip(*parts, strict=True):
-            columns = np.moveaxis(rows, taps, beside_channels).reshape(matrix[0].size, -1)
+            columns = columns_of(rows, len(window.kernel))
             with np.errstate(all="ignore"):  # infinities and NaN are results like any other
                 # Not by `tensordot`: a factor of one element is an axpy there, and makes 0 of 0 * inf.
                 product = np.matmul(matrix.reshape(-1, columns.shape[0]), columns)
             features[...] = product.reshape(features.shape)
     return dst
+
+
+def columns_of(windows: Array, axes: int) -> Array:
+    """Windows (c, *positions, *kernel) as a matrix: a row a weight of a feature, a column a position."""
+    taps, beside_channels = range(-axes, 0), range(1, 1 + axes)  # the kernel's axes, and as a weight has them
+    rows = np.moveaxis(windows, tuple(taps), tuple(beside_channels))
+    return rows.reshape(prod(rows.shape[: 1 + axes]), -1)
 
 
 @operator
@@ -146,8 +149,6 @@ class Conv1d(Conv):
 
     torch = "conv1d"
     axes = 1
-
-    weight = operand(OfConvolution.weight_shape)
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
@@ -172,8 +173,6 @@ class Conv2d(Conv):
     torch = "conv2d"
     axes = 2
 
-    weight = operand(OfConvolution.weight_shape)
-
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
         """Each attribute, on odd sizes."""
@@ -194,8 +193,6 @@ class Conv3d(Conv):
 
     torch = "conv3d"
     axes = 3
-
-    weight = operand(OfConvolution.weight_shape)
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:

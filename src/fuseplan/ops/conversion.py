@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fuseplan.errors import PlanError
-from fuseplan.language.declarations import operand
-from fuseplan.language.dtypes import FACTORS, dtype_name, dtype_of
-from fuseplan.language.fields import one_of, positive, refused, true_or_false
+from fuseplan.language.declarations import count, operand, word
+from fuseplan.language.dtypes import CONVERTED, FACTORS, dtype_name, dtype_of
+from fuseplan.language.fields import one_of, refused
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.op import Elementwise, Op, operator
 from fuseplan.scalar import Scalar, call, maximum, minimum
@@ -53,11 +53,14 @@ class Cast(Conversion):
     dtype: str
 
     def check_dtype(self, src: TensorSpec) -> None:
-        """Every dtype; between integers, to a wider one.
+        """Every dtype but i64; between integers, to a wider one.
 
         Raises:
-            PlanError: PyTorch would wrap the integers around.
+            PlanError: PyTorch would wrap the integers around, or they are indices.
         """
+        if not {src.dtype, self.dtype} <= {*CONVERTED}:
+            told = f"{src.dtype} to {self.dtype}"
+            raise PlanError(f"{self.name}: i64 has indices, which nothing computes with", got=told)
         before, after = dtype_of(src.dtype), dtype_of(self.dtype)
         if before.is_float or after.is_float or before.largest < after.largest or self.dtype == "bool":
             return
@@ -85,18 +88,6 @@ def _scale_axes(op: Quantize | Dequantize, src: TensorSpec) -> str:
     return PER_SCALE[op.per]
 
 
-def _scale_dtype(op: Quantize | Dequantize) -> str:
-    return "f64" if op.dtype == "f64" else "f32"
-
-
-def _zero_point_dtype(op: Quantize | Dequantize) -> str:
-    return "i8"
-
-
-def _has_zero_points(op: Quantize | Dequantize) -> bool:
-    return op.zero_points
-
-
 class Scaled(Conversion):
     """What quantizing and dequantizing share: scales of the extents that `per` says, and zero points."""
 
@@ -106,9 +97,6 @@ class Scaled(Conversion):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one_of(self.name, "per", self.per, PER_SCALE)
-        true_or_false(self.name, "zero_points", self.zero_points)
-        self._set("block", positive(self.name, "block", self.block))
         if self.per != "block" and self.block != BLOCK:
             raise refused(self.name, "block", "has no meaning here", got=self.block, want="per=block")
 
@@ -134,10 +122,10 @@ class Quantize(Scaled):
     torch = "quantize_per_channel"
 
     scale = operand(_scale_axes)
-    zero_point = operand(_scale_axes, when=_has_zero_points, dtype=_zero_point_dtype)
+    zero_point = operand(_scale_axes, when="zero_points", dtype=lambda _: "i8")
     dtype: str
-    per: str = "tensor"
-    block: int = BLOCK
+    per: str = word(PER_SCALE, default="tensor")
+    block: int = count(default=BLOCK)
     zero_points: bool = False
 
     def __post_init__(self) -> None:
@@ -177,11 +165,11 @@ class Dequantize(Scaled):
     onnx = "DequantizeLinear"
     torch = "dequantize"
 
-    scale = operand(_scale_axes, dtype=_scale_dtype)
-    zero_point = operand(_scale_axes, when=_has_zero_points, dtype=_zero_point_dtype)
+    scale = operand(_scale_axes, dtype=lambda op: "f64" if op.dtype == "f64" else "f32")
+    zero_point = operand(_scale_axes, when="zero_points", dtype=lambda _: "i8")
     dtype: str = "f32"
-    per: str = "tensor"
-    block: int = BLOCK
+    per: str = word(PER_SCALE, default="tensor")
+    block: int = count(default=BLOCK)
     zero_points: bool = False
 
     def __post_init__(self) -> None:

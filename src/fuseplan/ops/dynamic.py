@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fuseplan.language.declarations import count, word
 from fuseplan.language.dtypes import dtype_of
-from fuseplan.language.fields import one_of, positive, refused
+from fuseplan.language.fields import refused
 from fuseplan.language.reduction import Max, Statistic
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.op import Op, operator, result
@@ -15,10 +16,6 @@ from fuseplan.scalar import Scalar, leaf, maximum
 
 EACH = ("tensor", "row", "block")
 LEAST = 2.0**-126  # the least normal number of f32: rows of zeros have a scale to divide by
-
-
-def _scale_axes(op: DynamicQuantize, src: TensorSpec) -> str:
-    return PER_SCALE[op.each]
 
 
 @operator
@@ -35,16 +32,13 @@ class DynamicQuantize(Normalization):
     Result scales: the extents of `quantize`'s scale, in the compute dtype.
     """
 
-    scales = result(_scale_axes)
-    dtype: str
-    each: str = "row"
-    block: int = BLOCK
+    scales = result(lambda op, _: PER_SCALE[op.each])
+    dtype: str = word(QUANTIZED)
+    each: str = word(EACH, default="row")
+    block: int = count(default=BLOCK)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one_of(self.name, "dtype", self.dtype, QUANTIZED)
-        one_of(self.name, "each", self.each, EACH)
-        self._set("block", positive(self.name, "block", self.block))
         if self.each != "block" and self.block != BLOCK:
             raise refused(self.name, "block", "has no meaning here", got=self.block, want="each=block")
 
@@ -52,11 +46,6 @@ class DynamicQuantize(Normalization):
     def reads(self) -> str | None:
         """The last axis, but for one scale of the tensor."""
         return None if self.each == "tensor" else "rows"
-
-    @property
-    def per(self) -> str:
-        """One number of a row or a block, or of all elements."""
-        return "cell"
 
     def over(self, src: TensorSpec) -> tuple[int, ...]:
         """The last axis, or all."""

@@ -6,16 +6,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from fuseplan.language.declarations import Array, Shape, operand
-from fuseplan.language.fields import one_of, positive
+from fuseplan.language.declarations import Array, count, operand, word
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.op import Given, Op, operator
-from fuseplan.ops.conv import PRECISIONS, OfConvolution, check_precision
+from fuseplan.ops.conv import PRECISIONS, OfConvolution, check_precision, columns_of
 from fuseplan.ops.windows import windows_of
-
-
-def _grad(op: LinearWeightGradient, src: TensorSpec) -> Shape:
-    return (*src.shape[:-1], op.features)
 
 
 @operator
@@ -32,21 +27,12 @@ class LinearWeightGradient(Op):
     """
 
     kind = "contraction"
+    reads = "rows"
     is_gradient = True
 
-    grad = operand(_grad)
-    features: int
-    precision: str = "full"
-
-    @property
-    def reads(self) -> str:
-        """The last axis."""
-        return "rows"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._set("features", positive(self.name, "features", self.features))
-        one_of(self.name, "precision", self.precision, PRECISIONS)
+    grad = operand(lambda op, src: (*src.shape[:-1], op.features))
+    features: int = count()
+    precision: str = word(PRECISIONS, default="full")
 
     def output(self, src: TensorSpec) -> TensorSpec:
         """The weight's shape.
@@ -73,10 +59,12 @@ class LinearWeightGradient(Op):
         yield "f32[1x3x2x5x3]", cls(2)
 
 
+@operator
 class ConvWeightGradient(OfConvolution):
     """What gradients of the weights of convolutions share: the convolution's fields."""
 
     is_gradient = True
+    grad = operand(OfConvolution.convolved)
 
     def output(self, src: TensorSpec) -> TensorSpec:
         """The weight's shape: (features, c/groups, *kernel).
@@ -90,12 +78,10 @@ class ConvWeightGradient(OfConvolution):
     def meaning(self, given: Given) -> tuple[Array, dict[str, Array]]:
         """The sum in float64: for each image and group, a product of matrices over the positions."""
         dst, grads = np.zeros(self.weight_shape(given.spec)), given.operands["grad"]
-        taps = tuple(range(-self.axes, 0))
-        beside_channels = tuple(range(1, 1 + self.axes))
         for image, grad in zip(windows_of(given.src, self.window(given.spec)), grads, strict=True):
             parts = (np.split(each, self.groups) for each in (image, grad, dst))
             for rows, features, weight in zip(*parts, strict=True):
-                columns = np.moveaxis(rows, taps, beside_channels).reshape(weight[0].size, -1)
+                columns = columns_of(rows, self.axes)
                 with np.errstate(all="ignore"):  # infinities and NaN are results like any other
                     made = np.matmul(features.reshape(len(weight), -1), columns.T)
                     weight[...] += made.reshape(weight.shape)
@@ -111,8 +97,6 @@ class Conv1dWeightGradient(ConvWeightGradient):
     """
 
     axes = 1
-
-    grad = operand(OfConvolution.convolved)
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
@@ -135,8 +119,6 @@ class Conv2dWeightGradient(ConvWeightGradient):
 
     axes = 2
 
-    grad = operand(OfConvolution.convolved)
-
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
         """Each attribute, on odd sizes."""
@@ -156,8 +138,6 @@ class Conv3dWeightGradient(ConvWeightGradient):
     """
 
     axes = 3
-
-    grad = operand(OfConvolution.convolved)
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from fuseplan.errors import PlanError
 from fuseplan.language.extents import is_integer
-from fuseplan.language.fields import refused, true_or_false
+from fuseplan.language.fields import refused
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.messages.excerpt import shown
 from fuseplan.op import Op, operand, operator, parameter
@@ -16,23 +16,10 @@ from fuseplan.ops.rows import Standardized
 from fuseplan.scalar import Scalar, leaf
 
 
-def _is_affine(op: PerImage) -> bool:
-    return op.affine
-
-
 class PerImage(Standardized):
     """An operator whose statistics are of each image: of all places of a channel, or of several channels."""
 
     least: int
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        true_or_false(self.name, "affine", self.affine)
-
-    @property
-    def per(self) -> str:
-        """One number of an image's channel, or group of channels."""
-        return "cell"
 
     def over(self, src: TensorSpec) -> tuple[int, ...]:
         """The axes behind n, or behind n and c.
@@ -124,8 +111,8 @@ class GroupNorm(OfGroups):
     onnx = "GroupNormalization"
     torch = "group_norm"
 
-    scale = operand("channel", when=_is_affine)
-    shift = operand("channel", when=_is_affine)
+    scale = operand("channel", when="affine")
+    shift = operand("channel", when="affine")
     groups: int
     affine: bool = True
     epsilon: float = parameter(default=1e-5)
@@ -145,8 +132,8 @@ class InstanceNorm(OfChannels):
     onnx = "InstanceNormalization"
     torch = "instance_norm"
 
-    scale = operand("channel", when=_is_affine)
-    shift = operand("channel", when=_is_affine)
+    scale = operand("channel", when="affine")
+    shift = operand("channel", when="affine")
     affine: bool = True
     epsilon: float = parameter(default=1e-5)
 

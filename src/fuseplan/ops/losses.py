@@ -27,6 +27,7 @@ def _target(op: OfLogits, src: TensorSpec) -> Beside:
 class OfLogits(Normalization):
     """An operator on logits along axis c and on the index of each place's class."""
 
+    reads = None  # the classes are the axis c that the plan has; axis 1 unless the layout names another
     label_smoothing: float
     ignore_index: int
     z_loss: float
@@ -42,16 +43,6 @@ class OfLogits(Normalization):
             got, want = shown(self.ignore_index), "a whole number between -2^24 and 2^24"
             raise refused(self.name, "ignore_index", "must be an index", got=got, want=want)
         self._set("ignore_index", int(self.ignore_index))
-
-    @property
-    def reads(self) -> None:
-        """The axis c that the plan has; axis 1 unless the layout names another."""
-        return None
-
-    @property
-    def per(self) -> str:
-        """One number of each place along the other axes."""
-        return "cell"
 
     def over(self, src: TensorSpec) -> tuple[int, ...]:
         """The classes."""
@@ -171,10 +162,6 @@ class CrossEntropyBackward(OfLogits):
     def reductions(self, keys: Keys, src: TensorSpec) -> tuple[Statistic, ...]:
         """None."""
         return ()
-
-    def result_formulas(self, keys: Keys, src: TensorSpec) -> dict[str, Scalar]:
-        """It gives nothing but its output."""
-        return {}
 
     def formula(self, keys: Keys, src: TensorSpec) -> Scalar:
         """The formula of one element."""

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from fuseplan.language.declarations import Array, Shape, operand
-from fuseplan.language.fields import one_of, positive, true_or_false
+from fuseplan.language.declarations import Array, Shape, count, operand, word
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.op import Given, Op, operator
 from fuseplan.ops.conv import PRECISIONS, check_precision
@@ -22,20 +21,11 @@ class Product(Op):
     """
 
     kind = "contraction"
+    reads = "rows"
     features: int
     precision: str
     transposed: bool
     batched: bool
-
-    @property
-    def reads(self) -> str:
-        """The last axis."""
-        return "rows"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._set("features", positive(self.name, "features", self.features))
-        one_of(self.name, "precision", self.precision, PRECISIONS)
 
     def check_dtype(self, src: TensorSpec) -> None:
         """Floating-point numbers, and i8: its sums are exact.
@@ -61,9 +51,9 @@ class Product(Op):
     def meaning(self, given: Given) -> tuple[Array, dict[str, Array]]:
         """The product in float64."""
         weight, order = given.operands["weight"], given.spec.canonical_order
-        made = product(
-            np.transpose(given.src, order), weight if self.transposed else np.swapaxes(weight, -2, -1)
-        )
+        rows = np.transpose(given.src, order).reshape(given.spec.canonical.shape)
+        made = product(rows, weight if self.transposed else np.swapaxes(weight, -2, -1))
+        made = made.reshape(made.shape[-len(order) :])  # one row is a tensor of one axis
         return np.transpose(made, np.argsort(order)), {}
 
 
@@ -88,15 +78,10 @@ class Matmul(Product):
     torch = "matmul"
 
     weight = operand(_weight)
-    features: int
+    features: int = count()
     transposed: bool = False
     batched: bool = False
-    precision: str = "full"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        true_or_false(self.name, "transposed", self.transposed)
-        true_or_false(self.name, "batched", self.batched)
+    precision: str = word(PRECISIONS, default="full")
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
@@ -107,10 +92,6 @@ class Matmul(Product):
         yield "f32[3x5x4, bcs of bsc]", cls(6, transposed=True, batched=True)
         yield "f32[2x3x7x5]", cls(11)
         yield "f32[1x3x2x5x3]", cls(2)
-
-
-def _rows_weight(op: Linear, src: TensorSpec) -> Shape:
-    return op.features, src.channels
 
 
 @operator
@@ -127,9 +108,9 @@ class Linear(Product):
     transposed = True
     batched = False
 
-    weight = operand(_rows_weight)
-    features: int
-    precision: str = "full"
+    weight = operand(lambda op, src: (op.features, src.channels))
+    features: int = count()
+    precision: str = word(PRECISIONS, default="full")
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:

@@ -47,12 +47,12 @@ class Normalization(Op):
         return "channels"
 
     @property
-    @abstractmethod
     def per(self) -> str:
         """The meaning of one number of a statistic: of a `channel`, an `activation`, a `row`, or a `cell`.
 
         A cell is a place along the axes that are not reduced, whichever these are.
         """
+        return "cell"
 
     def over(self, src: TensorSpec) -> tuple[int, ...]:
         """The axes of src that are reduced.
@@ -78,9 +78,9 @@ class Normalization(Op):
     def reductions(self, keys: Keys, src: TensorSpec) -> tuple[Statistic, ...]:
         """The statistics, in order: each may use those before."""
 
-    @abstractmethod
     def result_formulas(self, keys: Keys, src: TensorSpec) -> dict[str, Scalar]:
         """The formula of one element of each result, by the result's own name."""
+        return {}
 
     @abstractmethod
     def formula(self, keys: Keys, src: TensorSpec) -> Scalar:

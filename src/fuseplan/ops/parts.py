@@ -9,15 +9,18 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fuseplan.language.declarations import Along, Array, inner, operand
+from fuseplan.errors import PlanError
+from fuseplan.language.declarations import Along, Array, inner, operand, word
 from fuseplan.language.derivative import derivative, times
 from fuseplan.language.extents import is_integer
-from fuseplan.language.fields import one_of, refused, true_or_false
+from fuseplan.language.fields import one_of, refused
 from fuseplan.language.parts import Split, part
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.op import Elementwise, Given, Op, operator
 from fuseplan.ops.activation import Gelu, Relu, Sigmoid, Silu
 from fuseplan.scalar import NUMPY, Scalar, leaf
+
+GATES = ("first", "second")
 
 
 class Parted(Elementwise):
@@ -71,11 +74,6 @@ class Gated(Parted):
     interleaved: bool
     makes: ClassVar[int] = 1
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of(self.name, "gate", self.gate, ("first", "second"))
-        true_or_false(self.name, "interleaved", self.interleaved)
-
     @property
     def reads(self) -> str | None:
         """The last axis, or the one that is named."""
@@ -120,7 +118,7 @@ class Glu(Gated):
     torch = "glu"
 
     activation: Elementwise = inner(default=Sigmoid())
-    gate: str = "second"
+    gate: str = word(GATES, default="second")
     axis: str = "last"
     interleaved: bool = False
 
@@ -150,7 +148,7 @@ class GluBackward(Gated):
     makes = 2
     grad = operand(_halved)
     activation: Elementwise = inner(default=Sigmoid())
-    gate: str = "second"
+    gate: str = word(GATES, default="second")
     axis: str = "last"
     interleaved: bool = False
 
@@ -188,6 +186,7 @@ class Rotary(Parted):
     """
 
     onnx = "RotaryEmbedding"
+    reads = "rows"
 
     cos = operand(_angles)
     sin = operand(_angles)
@@ -201,18 +200,11 @@ class Rotary(Parted):
         super().__post_init__()
         if not is_integer(self.dims) or self.dims < 0 or self.dims % 2:
             raise refused(self.name, "dims", "must be an even number of elements", got=self.dims)
-        for name in ("interleaved", "inverse", "batched", "whole"):
-            true_or_false(self.name, name, getattr(self, name))
         if self.whole and (self.dims or self.interleaved):
             problem = "is for an axis that is turned as two halves"
             raise refused(
                 self.name, "whole", problem, got=f"dims={self.dims}, interleaved={self.interleaved}"
             )
-
-    @property
-    def reads(self) -> str:
-        """The last axis."""
-        return "rows"
 
     def dimensions(self, src: TensorSpec) -> int:
         """Elements that are turned."""
@@ -220,6 +212,8 @@ class Rotary(Parted):
 
     def split(self, src: TensorSpec) -> Split:
         """The longest parts that pairs, and the elements that pass, are made of."""
+        if src.rank < 2:
+            raise PlanError(f"{self.name} reads positions and their elements", got=f"{src}", want="two axes")
         size, dims = src.shape[-1], self.dimensions(src)
         if dims > size or size % 2:
             raise refused(

@@ -10,7 +10,6 @@ from typing import ClassVar
 import numpy as np
 
 from fuseplan.language.declarations import Array
-from fuseplan.language.fields import true_or_false
 from fuseplan.language.reduction import JOINS, NUMPY_JOINS
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.op import Given, Op, operator
@@ -44,7 +43,6 @@ class Pool(Windowed):
             self._set_numbers("stride")
             self._set("stride", None if self.stride == self.kernel else self.stride)
         self._set("padding", self._canonical_padding())
-        true_or_false(self.name, "ceil_mode", self.ceil_mode)
 
     def _count(self, extent: int, padding: Pair, over: int, stride: int) -> int:
         found = super()._count(extent, padding, over, stride)
@@ -130,10 +128,6 @@ class AvgPool(Pool):
 
     _: KW_ONLY
     count_include_pad: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        true_or_false(self.name, "count_include_pad", self.count_include_pad)
 
     def counted(self, src: TensorSpec) -> tuple[Pair, ...]:
         """src; with `count_include_pad` its padding too, but not what lies beyond it."""

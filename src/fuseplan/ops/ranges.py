@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fuseplan.errors import PlanError, counted
+from fuseplan.language.declarations import count
 from fuseplan.language.fields import NAME, is_name, positive, refused
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.messages.excerpt import shown
@@ -24,11 +25,7 @@ class Within(Elementwise):
     It is a plan's last operator. src lies in a named layout.
     """
 
-    features: int
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._set("features", positive(self.name, "features", self.features))
+    features: int = count()
 
     def output(self, src: TensorSpec) -> TensorSpec:
         """The same shape, with the strides of the whole tensor.
@@ -36,11 +33,11 @@ class Within(Elementwise):
         Raises:
             PlanError: src has more features, or strides without a name.
         """
+        if src.layout is None or not src.shape:
+            raise PlanError(f"{self.name} takes a tensor in a named layout", got=str(src))
         if self.features < src.channels:
             want = f"{src.channels} or more"
             raise refused(self.name, "features", "are fewer than src's", got=self.features, want=want)
-        if src.layout is None:
-            raise PlanError(f"{self.name} takes a tensor in a named layout", got=str(src))
         shape = list(src.shape)
         shape[src.channel_axis] = self.features
         strides = src.with_shape(shape).element_strides

@@ -8,7 +8,7 @@ from math import inf
 from typing import ClassVar
 
 from fuseplan.language.extents import is_integer
-from fuseplan.language.fields import refused, true_or_false
+from fuseplan.language.fields import refused
 from fuseplan.language.reduction import INDEX, ArgMax, Max, Min, Moments, Product, Statistic, SumExp, Sums
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.messages.excerpt import shown
@@ -33,11 +33,6 @@ class OverAxes(Normalization):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._set("axes", _checked(self.name, self.axes))
-
-    @property
-    def per(self) -> str:
-        """One number of a place along the other axes."""
-        return "cell"
 
     @property
     def reads(self) -> str | None:
@@ -67,13 +62,14 @@ class OverAxes(Normalization):
             raise refused(self.name, "axes", f"of {shown(self.axes)} are not axes of src", got=told)
         return tuple(sorted(found))
 
+    def output(self, src: TensorSpec) -> TensorSpec:
+        """As of every operator with statistics; the axes are src's."""
+        self.over(src)
+        return super().output(src)
+
     def numbered(self, axes: tuple[int, ...]) -> Normalization:
         """The operator over these axes."""
         return type(self)(**{**self.attributes(), "axes": axes})
-
-    def result_formulas(self, keys: Keys, src: TensorSpec) -> dict[str, Scalar]:
-        """It gives nothing but its output."""
-        return {}
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
@@ -103,8 +99,16 @@ def _checked(operator: str, value: object) -> Axes:
     raise refused(operator, "axes", "must tell axes", got=shown(value), want=WANT)
 
 
+class Exponentials(OverAxes):
+    """An operator with the maximum over axes, and the sum of exponentials less it."""
+
+    def reductions(self, keys: Keys, src: TensorSpec) -> tuple[Statistic, ...]:
+        """The maximum, and the sum of exponentials."""
+        return (SumExp((keys["largest"], keys["exp_sum"]), (leaf("x"),)),)
+
+
 @operator
-class Softmax(OverAxes):
+class Softmax(Exponentials):
     """exp(x - max(x)) / sum(exp(x - max(x)))
 
     Maximum and sum are over `axes`, the last one unless told, as in torch.softmax; over several axes at once,
@@ -117,17 +121,13 @@ class Softmax(OverAxes):
 
     axes: Axes = -1
 
-    def reductions(self, keys: Keys, src: TensorSpec) -> tuple[Statistic, ...]:
-        """The maximum, and the sum of exponentials."""
-        return (SumExp((keys["largest"], keys["exp_sum"]), (leaf("x"),)),)
-
     def formula(self, keys: Keys, src: TensorSpec) -> Scalar:
         """The formula; the reciprocal of the sum is computed once."""
         return exp(leaf("x") - leaf(keys["largest"])) * (1 / leaf(keys["exp_sum"]))
 
 
 @operator
-class LogSoftmax(OverAxes):
+class LogSoftmax(Exponentials):
     """x - max(x) - log(sum(exp(x - max(x))))
 
     Maximum and sum are over `axes`, the last one unless told, as in torch.log_softmax. A group of elements
@@ -138,10 +138,6 @@ class LogSoftmax(OverAxes):
     torch = "log_softmax"
 
     axes: Axes = -1
-
-    def reductions(self, keys: Keys, src: TensorSpec) -> tuple[Statistic, ...]:
-        """The maximum, and the sum of exponentials."""
-        return (SumExp((keys["largest"], keys["exp_sum"]), (leaf("x"),)),)
 
     def formula(self, keys: Keys, src: TensorSpec) -> Scalar:
         """The formula; the logarithm is computed once."""
@@ -162,10 +158,6 @@ class Removing(OverAxes):
 
     axes: Axes = ALL
     keepdim: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        true_or_false(self.name, "keepdim", self.keepdim)
 
     def removes(self, src: TensorSpec) -> tuple[int, ...]:
         """The reduced axes, unless `keepdim` leaves them with extent 1."""
@@ -263,7 +255,7 @@ class Prod(Removing):
 
 
 @operator
-class Logsumexp(Removing):
+class Logsumexp(Exponentials, Removing):
     """max(x) + log(sum(exp(x - max(x))))
 
     The logarithm of the sum of exponentials over `axes`, over all unless told. No exponential overflows; it
@@ -272,10 +264,6 @@ class Logsumexp(Removing):
 
     onnx = "ReduceLogSumExp"
     torch = "logsumexp"
-
-    def reductions(self, keys: Keys, src: TensorSpec) -> tuple[Statistic, ...]:
-        """The maximum, and the sum of exponentials."""
-        return (SumExp((keys["largest"], keys["exp_sum"]), (leaf("x"),)),)
 
     def formula(self, keys: Keys, src: TensorSpec) -> Scalar:
         """The formula; the maximum itself where it is +inf or NaN."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fuseplan.language.declarations import operand, parameter
-from fuseplan.language.fields import true_or_false
 from fuseplan.language.reduction import Moments, Statistic, Sums
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.op import operator
@@ -12,10 +11,6 @@ from fuseplan.ops.normalization import Keys
 from fuseplan.ops.reductions import Axes, OverAxes
 from fuseplan.ops.rows import RowNormalization, Standardized
 from fuseplan.scalar import Scalar, exp, leaf, sqrt
-
-
-def _is_affine(op: StandardizedBackward | RmsNormBackward) -> bool:
-    return op.affine
 
 
 def _scaled(op: StandardizedBackward | RmsNormBackward, keys: Keys) -> Scalar:
@@ -56,13 +51,9 @@ class LayerNormBackward(StandardizedBackward, RowNormalization):
     """
 
     input: str | None = operand("element", default=None, kw_only=True)
-    scale = operand("channel", when=_is_affine)
+    scale = operand("channel", when="affine")
     affine: bool = True
     epsilon: float = parameter(default=1e-5)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        true_or_false(self.name, "affine", self.affine)
 
 
 @operator
@@ -77,7 +68,7 @@ class GroupNormBackward(StandardizedBackward, OfGroups):
     """
 
     input: str | None = operand("element", default=None, kw_only=True)
-    scale = operand("channel", when=_is_affine)
+    scale = operand("channel", when="affine")
     groups: int
     affine: bool = True
     epsilon: float = parameter(default=1e-5)
@@ -94,7 +85,7 @@ class InstanceNormBackward(StandardizedBackward, OfChannels):
     """
 
     input: str | None = operand("element", default=None, kw_only=True)
-    scale = operand("channel", when=_is_affine)
+    scale = operand("channel", when="affine")
     affine: bool = True
     epsilon: float = parameter(default=1e-5)
 
@@ -111,13 +102,9 @@ class RmsNormBackward(RowNormalization):
     """
 
     input: str | None = operand("element", default=None, kw_only=True)
-    scale = operand("channel", when=_is_affine)
+    scale = operand("channel", when="affine")
     affine: bool = True
     epsilon: float = parameter(default=1e-5)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        true_or_false(self.name, "affine", self.affine)
 
     def reductions(self, keys: Keys, src: TensorSpec) -> tuple[Statistic, ...]:
         """The sums of a row's squares, and of input times the gradient."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fuseplan.language.fields import true_or_false
 from fuseplan.language.reduction import Moments, Statistic, Sums
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.op import Op, operand, operator, parameter
@@ -21,10 +20,6 @@ class Standardized(Normalization):
         """Mean and variance."""
         return (Moments((keys["row_mean"], keys["row_variance"]), (leaf("x"),)),)
 
-    def result_formulas(self, keys: Keys, src: TensorSpec) -> dict[str, Scalar]:
-        """It gives nothing but its output."""
-        return {}
-
     def formula(self, keys: Keys, src: TensorSpec) -> Scalar:
         """The formula; the factor of a mean's elements is computed once."""
         apart, factor = self.normalized(keys)
@@ -39,19 +34,7 @@ class Standardized(Normalization):
 class RowNormalization(Normalization):
     """An operator whose statistics are of each row: of all elements along the last axis."""
 
-    @property
-    def reads(self) -> str:
-        """The last axis."""
-        return "rows"
-
-    @property
-    def per(self) -> str:
-        """One number of a row."""
-        return "row"
-
-    def result_formulas(self, keys: Keys, src: TensorSpec) -> dict[str, Scalar]:
-        """It gives nothing but its output."""
-        return {}
+    reads, per = "rows", "row"
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
@@ -60,10 +43,6 @@ class RowNormalization(Normalization):
         yield "f32[2x3x7]", cls()
         yield "f32[2x5x3x7]", cls()
         yield "f32[1x3x3x2x5]", cls(affine=False)  # type: ignore[call-arg]
-
-
-def _is_affine(op: LayerNorm | RmsNorm) -> bool:
-    return op.affine
 
 
 @operator
@@ -80,14 +59,10 @@ class LayerNorm(Standardized, RowNormalization):
     onnx = "LayerNormalization"
     torch = "layer_norm"
 
-    scale = operand("channel", when=_is_affine)
-    shift = operand("channel", when=_is_affine)
+    scale = operand("channel", when="affine")
+    shift = operand("channel", when="affine")
     affine: bool = True
     epsilon: float = parameter(default=1e-5)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        true_or_false(self.name, "affine", self.affine)
 
 
 @operator
@@ -104,13 +79,9 @@ class RmsNorm(RowNormalization):
     onnx = "RMSNormalization"
     torch = "rms_norm"
 
-    scale = operand("channel", when=_is_affine)
+    scale = operand("channel", when="affine")
     affine: bool = True
     epsilon: float = parameter(default=1e-5)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        true_or_false(self.name, "affine", self.affine)
 
     def reductions(self, keys: Keys, src: TensorSpec) -> tuple[Statistic, ...]:
         """The sum of a row's squares."""

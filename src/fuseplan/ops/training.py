@@ -20,9 +20,10 @@ from fuseplan.language.declarations import (
     operand,
     parameter,
     result,
+    word,
 )
 from fuseplan.language.derivative import derivative, times
-from fuseplan.language.fields import one_of, true_or_false
+from fuseplan.language.fields import one_of
 from fuseplan.language.reduction import Moments, Statistic, Sums
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.op import Elementwise, Op, operator
@@ -105,14 +106,6 @@ def _per(op: Normalization, src: TensorSpec) -> str:
     return op.per
 
 
-def _is_saved(op: BatchNormTraining) -> bool:
-    return op.saved
-
-
-def _is_running(op: BatchNormTraining) -> bool:
-    return op.running
-
-
 @operator
 class BatchNormTraining(Normalization):
     """(x - mean) * (scale/sqrt(variance + epsilon)) + shift
@@ -134,21 +127,15 @@ class BatchNormTraining(Normalization):
 
     scale = operand(_per)
     shift = operand(_per)
-    saved_mean = result(_per, when=_is_saved)
-    saved_inverse_variance = result(_per, when=_is_saved)
-    running_mean = result(_per, when=_is_running, updated=True)
-    running_variance = result(_per, when=_is_running, updated=True)
-    mode: str = "spatial"
+    saved_mean = result(_per, when="saved")
+    saved_inverse_variance = result(_per, when="saved")
+    running_mean = result(_per, when="running", updated=True)
+    running_variance = result(_per, when="running", updated=True)
+    mode: str = word(MODES, default="spatial")
     running: bool = False
     saved: bool = True
     epsilon: float = parameter(default=1e-5)
-    momentum: float = parameter(default=0.1, when=_is_running)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of(self.name, "mode", self.mode, MODES)
-        true_or_false(self.name, "running", self.running)
-        true_or_false(self.name, "saved", self.saved)
+    momentum: float = parameter(default=0.1, when="running")
 
     @property
     def per(self) -> str:
@@ -242,14 +229,12 @@ class BatchNormBackward(Normalization):
     scale_gradient = result(_per)
     shift_gradient = result(_per)
     activation: Elementwise = inner(default=Identity())
-    mode: str = "spatial"
-    statistics: str = "saved"
+    mode: str = word(MODES, default="spatial")
+    statistics: str = word(STATISTICS, default="saved")
     epsilon: float = parameter(default=1e-5, when=_recomputes)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one_of(self.name, "mode", self.mode, MODES)
-        one_of(self.name, "statistics", self.statistics, STATISTICS)
         derivative(self.activation.formula())  # which may be too large
 
     @property

@@ -43,17 +43,13 @@ class Windowed(Op):
     """
 
     kind = "contraction"
+    reads = "channels"
 
     axes: ClassVar[int]
     kernel: PerAxis
     stride: PerAxis | None
     padding: Padding
     dilation: PerAxis
-
-    @property
-    def reads(self) -> str:
-        """Axis 1."""
-        return "channels"
 
     @property
     def steps(self) -> tuple[int, ...]:

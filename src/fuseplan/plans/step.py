@@ -8,6 +8,7 @@ from fuseplan.language.declarations import Operand, Parameter, Result
 from fuseplan.language.indices import steps_of
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.op import Elementwise, Op
+from fuseplan.ops.embedding import Embedding
 from fuseplan.ops.normalization import Normalization
 from fuseplan.scalar import Scalar, indices_of, leaf, replaced
 from fuseplan.system.locks import cached_property
@@ -56,6 +57,8 @@ class Step:
         """
         if isinstance(self.op, Normalization):
             return (self.op.formula(self.leaves, self.src),)
+        if isinstance(self.op, Embedding):
+            return (leaf("x"),)  # the kernel reads src as the rows
         if not isinstance(self.op, Elementwise):
             raise TypeError(f"{self.op.name} has no formula of one element")
         made = self.op.formulas(self.src, self.leaves)

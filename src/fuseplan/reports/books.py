@@ -14,6 +14,7 @@ from fuseplan.graph.why import Reason
 from fuseplan.kernels.target import Target
 from fuseplan.reports.report import Report
 from fuseplan.reports.rows import CopyRow, Launches, MeasuredRow, OperatorRow, ReasonRow, RevertedRow, SiteRow
+from fuseplan.system.gathering import gathered
 
 
 def books(
@@ -68,10 +69,7 @@ def books(
 
 def origins(graph: Graph) -> dict[Origin, list[Node]]:
     """The nodes of each operator of the framework; a node without one stands for itself."""
-    found: dict[Origin, list[Node]] = {}
-    for node in graph.nodes:
-        found.setdefault(named(node), []).append(node)
-    return found
+    return gathered((named(node), node) for node in graph.nodes)
 
 
 def moved_by(graph: Graph, nodes: Sequence[Node]) -> tuple[int, int]:
@@ -140,7 +138,7 @@ def _site(cut: Cut, number: int, site: Site, moved: Mapping[str, int]) -> SiteRo
     graph, target = cut.graph, site.records.target
     template = site.built.choice.template
     whose = list(dict.fromkeys(named(node) for node in site.nodes))
-    waiting = 0 if site.dst in graph.outputs else 2 * _bytes(graph, [site.dst])
+    waiting = 2 * _bytes(graph, [name for name in site.results if name not in graph.outputs])
     return SiteRow(
         number,
         str(site.plan),
@@ -157,6 +155,7 @@ def _site(cut: Cut, number: int, site: Site, moved: Mapping[str, int]) -> SiteRo
         site.rules,
         str(site.opened.plan) if isinstance(site.opened, Records) else "",
         f"{site.opened.code}: {site.opened}" if isinstance(site.opened, Reason) else "",
+        f"{site.apart.code}: {site.apart}" if site.apart else "",
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from fuseplan.graph.trial import launch
 from fuseplan.graph.type import numpy_dtype, word_of
 from fuseplan.measure.spaces import empty
 from fuseplan.reports.books import named
+from fuseplan.reports.rows import Printed
 
 ALLOWED = {"f64": 1e-9, "f32": 1e-3, "f16": 2e-2, "bf16": 1e-1}  # of a value's largest element
 
@@ -46,7 +47,7 @@ class StepRow:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Printed):
     """A model's outputs beside float64.
 
     Attributes:
@@ -54,6 +55,8 @@ class Comparison:
         steps: in order.
         first: the first step over its allowed error; None where all are within.
     """
+
+    derived = ("is_right",)
 
     outputs: dict[str, tuple[float, float]]
     steps: tuple[StepRow, ...]
@@ -64,14 +67,7 @@ class Comparison:
         """Whether all outputs are within the allowed error."""
         return all(error <= allowed for error, allowed in self.outputs.values())
 
-    def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        return {**asdict(self), "is_right": self.is_right}
-
-    def __str__(self) -> str:
-        return "\n".join(self._lines())
-
-    def _lines(self) -> Iterator[str]:
+    def lines(self) -> Iterator[str]:
         for name, (error, allowed) in self.outputs.items():
             word = "right" if error <= allowed else "WRONG"
             yield f"{name}: {error:.2g} of the largest element beside float64, at most {allowed:.2g}: {word}"
@@ -186,4 +182,5 @@ def _alone(site: Site, exact: Graph, want: Mapping[str, Any]) -> float | None:
         made = launch(site, values)()
     except FuseplanError:
         return None
-    return distance(made.reshape(want[site.dst].shape), want[site.dst])
+    exactly = site.whole([want[name] for name in site.results])
+    return distance(made.reshape(exactly.shape), exactly)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from fuseplan.messages.quantities import bytes_text, seconds_text
 from fuseplan.reports.report import Report, listed
-from fuseplan.reports.rows import SiteRow
+from fuseplan.reports.rows import Printed, SiteRow
 
 TOLERANCE = 0.1  # of a site's time: below it, sites are as fast as they were
 
@@ -45,7 +44,7 @@ class Slower:
 
 
 @dataclass(frozen=True)
-class Difference:
+class Difference(Printed):
     """The second report beside the first one.
 
     Attributes:
@@ -56,6 +55,8 @@ class Difference:
         moved: bytes of the first and of the second report.
         unknown: operators that one report alone has.
     """
+
+    derived = ("is_worse",)
 
     lost: tuple[Lost, ...]
     gained: tuple[Lost, ...]
@@ -69,14 +70,7 @@ class Difference:
         """Whether fusions are lost, or sites slower."""
         return bool(self.lost or self.slower)
 
-    def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        return {**asdict(self), "is_worse": self.is_worse}
-
-    def __str__(self) -> str:
-        return "\n".join(self._lines())
-
-    def _lines(self) -> Iterator[str]:
+    def lines(self) -> Iterator[str]:
         yield f"launches: {self.launches[0]} -> {self.launches[1]}"
         yield f"traffic: {bytes_text(self.moved[0])} -> {bytes_text(self.moved[1])}"
         for word, fusions, then in (("lost", self.lost, "now"), ("new", self.gained, "before")):

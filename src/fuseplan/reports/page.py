@@ -11,6 +11,7 @@ from pathlib import Path
 from fuseplan.messages.quantities import bytes_text, seconds_text
 from fuseplan.reports.report import Report, listed, measured_text
 from fuseplan.reports.rows import MeasuredRow, OperatorRow, ReasonRow, SiteRow
+from fuseplan.system.gathering import gathered
 
 STYLE, SCRIPT = (Path(__file__).with_name(f"page.{ending}") for ending in ("css", "js"))
 NUMBERS = (3, 4, 5, 6)  # columns of the table of plans
@@ -90,10 +91,7 @@ def _graph(report: Report) -> Iterator[str]:
     yield '<div class="legend"><span>a plan\'s kernel</span><span class="left">in no plan</span>'
     yield '<span class="skip">a value that is read further below</span></div>'
     yield '<div class="card" id="graph"><svg></svg>'
-    ranks: dict[int, list[_Box]] = collections.defaultdict(list)
-    for box in _boxes(report):
-        ranks[box.rank].append(box)
-    for rank, boxes in sorted(ranks.items()):
+    for rank, boxes in sorted(gathered((box.rank, box) for box in _boxes(report)).items()):
         yield f'<div class="rank" data-rank="{rank}">'
         for box in boxes:
             kind, reads = "box left" if box.is_left else "box", " ".join(box.reads)
@@ -108,10 +106,8 @@ def _boxes(report: Report) -> list[_Box]:
     sites = {site.number: site for site in report.sites}
     places = {row.name: f"o{place}" for place, row in enumerate(report.operators)}
     at = {row.name: [f"s{number}" for number in row.sites] or [places[row.name]] for row in report.operators}
-    members: dict[str, list[OperatorRow]] = collections.defaultdict(list)
-    for row in report.operators:
-        for box in at[row.name] if row.state in ("fused", "left") else ():
-            members[box].append(row)
+    running = [row for row in report.operators if row.state in ("fused", "left")]
+    members = gathered((box, row) for row in running for box in at[row.name])
     found: dict[str, _Box] = {}
     for name, inside in members.items():
         site = sites.get(int(name[1:])) if name.startswith("s") else None
@@ -176,9 +172,7 @@ def _operator(row: OperatorRow) -> str:
 
 def _plans(report: Report) -> Iterator[str]:
     """A row for each distinct plan, those that save the most bytes first."""
-    alike: dict[tuple[str, str], list[SiteRow]] = collections.defaultdict(list)
-    for site in report.sites:
-        alike[site.plan, site.template].append(site)
+    alike = gathered(((site.plan, site.template), site) for site in report.sites)
     yield '<h2>Plans</h2><div class="card table"><table>'
     yield _row("th", HEAD, NUMBERS)
     for sites in sorted(alike.values(), key=lambda sites: sum(site.after - site.before for site in sites)):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from fuseplan.errors import PlanError, Unsupported, counted
 from fuseplan.graph.formulas import formula_of
@@ -14,12 +13,12 @@ from fuseplan.graph.node import Node
 from fuseplan.kernels.lower import lower
 from fuseplan.kernels.match import match
 from fuseplan.kernels.target import Target
-from fuseplan.measure.peaks import Floor, gpu_peaks, peaks
+from fuseplan.measure.peaks import Floor, Peaks, peaks_of
 from fuseplan.messages.quantities import bytes_text, count_text, seconds_text
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.reports.books import origins
 from fuseplan.reports.report import Report
-from fuseplan.reports.rows import OperatorRow, SiteRow
+from fuseplan.reports.rows import OperatorRow, Printed, SiteRow
 from fuseplan.scalar import functions
 
 SCHEMA = "fuseplan.profile/1"
@@ -81,7 +80,7 @@ class PlanRow:
 
 
 @dataclass(frozen=True)
-class Profile:
+class Profile(Printed):
     """A model's operators, the longest first, and plans, those of the largest gain first.
 
     Attributes:
@@ -100,10 +99,6 @@ class Profile:
     is_measured: bool
     schema: str = SCHEMA
 
-    def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        return asdict(self)
-
     @property
     def tables(self) -> Iterator[tuple[str, tuple[str, ...], list[tuple[str, ...]]]]:
         """Title, columns and rows: of the operators, and of the plans."""
@@ -117,8 +112,9 @@ class Profile:
         ]
         yield title, ("plan", "time", "estimate", "text"), rows
 
-    def __str__(self) -> str:
-        return "\n".join(line for table in self.tables for line in _lines(*table))
+    def lines(self) -> Iterator[str]:
+        """Both tables."""
+        return (line for table in self.tables for line in _lines(*table))
 
 
 def profiled(
@@ -160,23 +156,22 @@ class _Floors:
     """The least time of operators on a machine whose peaks may be known."""
 
     def __init__(self, target: Target) -> None:
-        on_gpu = target.device is not None
-        self._cpu = None if on_gpu or not target.is_host else peaks(target.threads)
-        self._gpu = gpu_peaks(target.cpu) if on_gpu else None
+        self._peaks = peaks_of(target)
 
     @property
     def is_measured(self) -> bool:
         """Whether the peaks are known."""
-        return self._cpu is not None or self._gpu is not None
+        return self._peaks is not None
 
     def of(self, work: _Work, moved: int) -> Floor:
         """The least time for so many operations and bytes."""
-        if self._cpu is not None:
-            return self._cpu.floor(work.flops, moved, itemsize=8 if work.dtype == "f64" else 4)
-        if self._gpu is None:
+        known = self._peaks
+        if known is None:
             return Floor(0.0, "")
-        rate = self._gpu.flops.get(work.dtype, self._gpu.flops["f32"])
-        computing, moving = work.flops / rate, moved / self._gpu.bytes_a_second["dram"]
+        if isinstance(known, Peaks):
+            return known.floor(work.flops, moved, itemsize=8 if work.dtype == "f64" else 4)
+        rate = known.flops.get(work.dtype, known.flops["f32"])
+        computing, moving = work.flops / rate, moved / known.bytes_a_second["dram"]
         return Floor(computing, "compute") if computing > moving else Floor(moving, "dram")
 
 

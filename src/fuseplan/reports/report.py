@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from fuseplan.errors import ArgumentError, counted
 from fuseplan.messages.quantities import bytes_text, seconds_text
-from fuseplan.reports.rows import CopyRow, Launches, MeasuredRow, OperatorRow, ReasonRow, RevertedRow, SiteRow
+from fuseplan.reports.rows import (
+    CopyRow,
+    Launches,
+    MeasuredRow,
+    OperatorRow,
+    Printed,
+    ReasonRow,
+    RevertedRow,
+    SiteRow,
+)
 from fuseplan.system import limits
+from fuseplan.system.gathering import gathered
 from fuseplan.system.reading import bytes_of, json_of, record
 
-SCHEMA = "fuseplan.report/4"
+SCHEMA = "fuseplan.report/5"
 SHOWN = 6  # names in a line; the others are counted
 
 
 @dataclass(frozen=True)
-class Report:
+class Report(Printed):
     """The closed books of a model: each of its operators in one row, and each launch counted.
 
     Attributes:
@@ -49,12 +59,9 @@ class Report:
     reverted: tuple[RevertedRow, ...] = ()
     schema: str = SCHEMA
 
-    def to_json(self) -> dict[str, Any]:
-        """The report as JSON values."""
-        return asdict(self)
-
-    def __str__(self) -> str:
-        return "\n".join(_lines(self))
+    def lines(self) -> Iterator[str]:
+        """What runs, the plans, what is in no plan, and why plans end."""
+        return _lines(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Report:
         return self  # nothing of it changes
@@ -89,14 +96,14 @@ def _lines(report: Report) -> Iterator[str]:
         f"launches: {launches.before} before; {launches.after} after: {counted(launches.kernels, 'kernel')}, "
         f"{launches.numpy} by NumPy{libraries}, {launches.copies} by copies"
     )
-    copied = sum(each.moved for each in report.copies)
+    moved = sum(each.moved for each in report.copies)
     yield (
         f"traffic: {bytes_text(report.moved_before)} before; {bytes_text(report.moved_after)} after, "
-        f"{bytes_text(copied)} of it by copies"
+        f"{bytes_text(moved)} of it by copies"
     )
     yield ""
     yield "plans"
-    for alike in _alike(report.sites):
+    for alike in gathered((site.plan, site) for site in report.sites).values():
         yield from _plan_lines(alike)
     if report.reverted:
         yield ""
@@ -109,7 +116,8 @@ def _lines(report: Report) -> Iterator[str]:
     if report.copies:
         yield ""
         yield "copies"
-    for reader, copies in _by_reader(report):
+    copied = ((each.reader, f"{each.value} ({bytes_text(each.moved)})") for each in report.copies)
+    for reader, copies in gathered(copied).items():
         yield f"  {len(copies)} x for {reader}: {listed(copies)}"
 
 
@@ -117,14 +125,6 @@ def listed(names: Sequence[str], shown: int = SHOWN) -> str:
     """Some names; the others are counted."""
     more = f", and {len(names) - shown} more" if len(names) > shown else ""
     return ", ".join(names[:shown]) + more
-
-
-def _alike(sites: Iterable[SiteRow]) -> Iterator[list[SiteRow]]:
-    """Sites of equal plans."""
-    found: dict[str, list[SiteRow]] = {}
-    for site in sites:
-        found.setdefault(site.plan, []).append(site)
-    yield from found.values()
 
 
 def _plan_lines(sites: Sequence[SiteRow]) -> Iterator[str]:
@@ -141,6 +141,8 @@ def _plan_lines(sites: Sequence[SiteRow]) -> Iterator[str]:
         yield f"      for every batch: {first.opened}"
     if first.fixed:
         yield f"      for this batch alone: {first.fixed}"
+    if first.apart:
+        yield f"      not joined with other products of its input: {first.apart}"
     if first.measured is not None:
         yield f"      {measured_text(first.measured)}"
 
@@ -165,10 +167,3 @@ def _reason_lines(head: str, reasons: Sequence[ReasonRow], *, is_remedied: bool)
         yield f"      {listed(cases if is_remedied else list(reason.cases))}"
         if is_remedied:
             yield f"      {reason.remedy}"
-
-
-def _by_reader(report: Report) -> Iterator[tuple[str, list[str]]]:
-    found: dict[str, list[str]] = {}
-    for each in report.copies:
-        found.setdefault(each.reader, []).append(f"{each.value} ({bytes_text(each.moved)})")
-    yield from found.items()

@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+
+from fuseplan.system.reading import Record
+
+
+class Printed(Record):
+    """A record that prints."""
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+    def lines(self) -> Iterator[str]:
+        """The lines of its text."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -83,6 +97,7 @@ class SiteRow:
         rules: names of the user's rules that gave operators of the plan.
         opened: the plan with an open batch, whose kernel serves every extent; empty where there is none.
         fixed: of a model whose batch is open, why the kernel is for this extent alone; else empty.
+        apart: why it is not one plan with other products of its input; empty where there are none.
     """
 
     number: int
@@ -100,6 +115,7 @@ class SiteRow:
     rules: tuple[str, ...] = ()
     opened: str = ""
     fixed: str = ""
+    apart: str = ""
 
 
 @dataclass(frozen=True)

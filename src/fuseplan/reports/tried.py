@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from fuseplan.errors import ArgumentError, counted, near_miss
 from fuseplan.graph.cut import Attempt, Cut
 from fuseplan.reports.books import named, origins
+from fuseplan.reports.rows import Printed
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class AttemptRow:
 
 
 @dataclass(frozen=True)
-class Tried:
+class Tried(Printed):
     """The attempts at an operator of the framework, in order.
 
     Attributes:
@@ -52,14 +52,7 @@ class Tried:
     attempts: tuple[AttemptRow, ...]
     left: str
 
-    def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        return asdict(self)
-
-    def __str__(self) -> str:
-        return "\n".join(self._lines())
-
-    def _lines(self) -> Iterator[str]:
+    def lines(self) -> Iterator[str]:
         yield f"{self.name} ({self.kind}): {counted(len(self.attempts), 'attempt')}"
         yield from (f"  {line}" for line in self.values)
         for number, attempt in enumerate(self.attempts, 1):

@@ -17,12 +17,13 @@ import struct
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from fuseplan.settings import VARIABLES, settings
 from fuseplan.system import limits, private, stock
 from fuseplan.system.locks import Lock, in_child
+from fuseplan.system.reading import Record
 
 if os.name == "nt":
     import msvcrt
@@ -40,7 +41,7 @@ LOOKS = 16  # one write in so many looks at the folder's size
 
 
 @dataclass(frozen=True)
-class CacheInfo:
+class CacheInfo(Record):
     """The disk cache, and the hits and misses of this process.
 
     Attributes:
@@ -57,10 +58,6 @@ class CacheInfo:
     entries: int
     nbytes: int
     problem: str | None
-
-    def to_json(self) -> dict[str, object]:
-        """The fields as JSON values."""
-        return asdict(self)
 
 
 class _Tally:

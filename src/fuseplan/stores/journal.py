@@ -5,14 +5,29 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from fuseplan.errors import counted
 from fuseplan.stores import cache
 from fuseplan.system import limits, private
-from fuseplan.system.reading import json_lines
+from fuseplan.system.reading import Record, json_lines, record
 
 R = TypeVar("R")
+
+
+class Stored(Record):
+    """A record that is a line of such a file."""
+
+    @classmethod
+    def from_json(cls, told: Any) -> Self:
+        """The record that `to_json` told.
+
+        Raises:
+            ValueError: it did not.
+        """
+        if not isinstance(told, dict):
+            raise ValueError("it is not an object")
+        return record(cls, {name: told[name] for name in told if name not in cls.derived})
 
 
 class Newest(Generic[R]):

@@ -7,11 +7,9 @@ operators that it stands for, the machine and all versions are those that it was
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from fuseplan.stores import journal
-from fuseplan.system.reading import record
 
 FILE = "sites.jsonl"
 
@@ -36,7 +34,7 @@ class Key:
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measured(journal.Stored):
     """What was measured at a site.
 
     Attributes:
@@ -70,19 +68,6 @@ class Measured:
         """The time of the framework's own operators over the plan's; None where one was not timed."""
         own, ours = self.seconds.get(self.peer), self.seconds.get(self.plan)
         return None if own is None or ours is None else own / ours
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, told: Any) -> Measured:
-        """The choice that `to_json` told.
-
-        Raises:
-            ValueError: it did not.
-        """
-        return record(cls, told)
 
 
 KEPT = journal.Newest(FILE, Measured.from_json)

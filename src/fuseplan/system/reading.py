@@ -13,10 +13,10 @@ import math
 import re
 import types
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, asdict, fields, is_dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from fuseplan.errors import counted
 from fuseplan.system import limits
@@ -26,6 +26,20 @@ R = TypeVar("R")
 WORDS = {str: "a text", bool: "true or false", int: "a whole number", float: "a finite number"}
 _PIECES = re.compile(rb'"(?:[^"\\]|\\.)*"?|[\[\]{}]', re.DOTALL)  # strings, even without an end, and brackets
 _STEPS = {b"[": 1, b"{": 1, b"]": -1, b"}": -1}
+
+
+class Record:
+    """A frozen dataclass whose fields are its JSON.
+
+    Attributes:
+        derived: properties that its JSON has too, for readers.
+    """
+
+    derived: ClassVar[tuple[str, ...]] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields, and what follows from them, as JSON values."""
+        return {**asdict(cast(Any, self)), **{name: getattr(self, name) for name in self.derived}}
 
 
 def bytes_of(place: Path, most: int) -> bytes:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fuseplan.system.private import WRITING
 
-SUFFIX, SUFFIX_OF_PARTS = ".kernel", ".part"
+OURS = SUFFIX, SUFFIX_OF_PARTS = ".kernel", ".part"
 LEFT_SECONDS = 3600.0  # a file that is written longer was left behind by a process that died
 EMPTIED_TO = 0.75  # of the size that is too much, so that the next kernel does not look again
 
@@ -46,17 +46,13 @@ def held(where: Path) -> Iterator[Held]:
     """
     try:
         with os.scandir(where) as found:
-            entries = [each for each in found if _is_ours(each.name)]
+            entries = [each for each in found if each.name.endswith(OURS) or each.name.startswith(WRITING)]
     except FileNotFoundError:
         return
     for entry in entries:
         with contextlib.suppress(FileNotFoundError):  # another process may have removed it
             told = entry.stat(follow_symlinks=False)
             yield Held(Path(entry.path), told.st_size, told.st_mtime)
-
-
-def _is_ours(name: str) -> bool:
-    return name.endswith((SUFFIX, SUFFIX_OF_PARTS)) or name.startswith(WRITING)
 
 
 def evict(where: Path, most: int) -> None:

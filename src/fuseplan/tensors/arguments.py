@@ -7,12 +7,15 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
+import numpy as np
+
 from fuseplan.errors import ArgumentError, counted, did_you_mean
 from fuseplan.language.declarations import IN_SRC_DTYPE, Operand, Result, Shape
 from fuseplan.language.dtypes import dtype_of
 from fuseplan.language.tensor import Dense
 from fuseplan.messages.excerpt import bounded, operator_span, shown, underlined
 from fuseplan.op import Op
+from fuseplan.ops.embedding import Embedding
 from fuseplan.ops.matmul import Matmul
 from fuseplan.ops.normalization import Normalization
 from fuseplan.plans.given import number
@@ -150,15 +153,13 @@ def check_value(plan: FusionPlan, key: str, value: Any) -> None:
     Raises:
         ArgumentError: it cannot.
     """
-    for each in plan.operands:
-        if each.key == key:
-            operand_buffer(plan, each, value)
-            return
-    for result in plan.results:
-        if result.key == key:
-            result_buffer(plan, result, value)
-            return
-    parameter_value(plan, key, value)
+    declared = {each.key: each for kind in (plan.operands, plan.results) for each in kind}.get(key)
+    if isinstance(declared, Operand):
+        operand_buffer(plan, declared, value)
+    elif declared is not None:
+        result_buffer(plan, declared, value)
+    else:
+        parameter_value(plan, key, value)
 
 
 def operand_buffer(
@@ -230,6 +231,27 @@ def want_text(operand: Operand, src_dtype: str | None = None) -> str:
     """What an operand has to be: `f32[64]`, or `f32[64] or f16[64]`."""
     names = dict.fromkeys(dtypes_taken(operand, src_dtype) if src_dtype else (operand.dtype,))
     return " or ".join(str(Dense(operand.shape, name)) for name in names)
+
+
+def index_check(plan: FusionPlan) -> Callable[[int], None] | None:
+    """What refuses indices without a row of their table, given the address of src; None where src has none.
+
+    The kernel gives NaN for them, and nobody would learn which index that was.
+    """
+    op, src = (plan.ops or (None,))[0], plan.src
+    if not isinstance(op, Embedding):
+        return None
+    least, rows = -op.rows if op.from_end else 0, op.rows
+
+    def check(address: int) -> None:
+        numbers = Buffer(address, src.shape, src.dtype, src.element_strides, True, None).numpy()
+        if least <= numbers.min() and numbers.max() < rows:
+            return
+        place = tuple(map(int, np.argwhere((numbers < least) | (numbers >= rows))[0]))
+        want = f"an index from {least} to {rows - 1}"
+        raise ArgumentError(SRC, f" is no row of the table: got {numbers[place]} at {place}; want {want}")
+
+    return check
 
 
 def parameter_value(plan: FusionPlan, key: str, value: Any) -> float:

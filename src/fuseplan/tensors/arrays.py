@@ -178,7 +178,8 @@ def empty(spec: TensorSpec | Dense | str) -> Array:
         spec = TensorSpec.parse(spec)
     dtype = _numpy_dtype(spec.dtype)
     raw = aligned_bytes(spec.span * spec.itemsize)
-    array: Array = np.ndarray(spec.shape, dtype, raw, 0, _byte_strides(spec))
+    strides = [stride * spec.itemsize for stride in spec.element_strides]
+    array: Array = np.ndarray(spec.shape, dtype, raw, 0, strides)
     return array
 
 
@@ -186,10 +187,6 @@ def _numpy_dtype(name: str) -> np.dtype[Any]:
     row = DTYPES[name]
     package = None if row.numpy == row.package else sys.modules.get("ml_dtypes")
     return np.dtype(getattr(package, row.package, row.array))  # the caller's own, where there is one
-
-
-def _byte_strides(spec: TensorSpec | Dense) -> tuple[int, ...]:
-    return tuple(stride * spec.itemsize for stride in spec.element_strides)
 
 
 # An array's data pointer is the first word behind CPython's object head: NumPy's C interface has promised so

@@ -24,6 +24,7 @@ from fuseplan.messages.excerpt import shown
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.stores import tuned
 from fuseplan.stores.tuned import Tuned
+from fuseplan.system.gathering import gathered
 from fuseplan.tuning.search import Progress, Ready, search
 
 COMPILE_SECONDS = 30.0  # most kernels take one or two; what takes longer is not worth the search
@@ -133,9 +134,7 @@ def shortlist(candidates: Sequence[Template], most: int | None) -> tuple[Templat
     """
     if most is None or len(candidates) <= most:
         return tuple(candidates)
-    by_name: dict[str, list[Template]] = {}
-    for each in candidates:
-        by_name.setdefault(each.name, []).append(each)
+    by_name = gathered((each.name, each) for each in candidates)
     turns = zip_longest(*(group[:LEAST_A_TEMPLATE] for group in by_name.values()))
     best = [each for turn in turns for each in turn if each is not None][:most]
     rest = [each for each in candidates if each not in best][: most - len(best)]

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from fuseplan.errors import BuildError
-from fuseplan.execution.build import build
+from fuseplan.execution.build import build_sound
 from fuseplan.execution.run import BoundPlan
 from fuseplan.execution.runner import runner_of
 from fuseplan.execution.stages import Records, decide
@@ -84,7 +84,7 @@ def bound_plan(records: Records, operands: Mapping[str, Any]) -> BoundPlan:
         BuildError: it cannot be built, or does not run on this machine.
         ArgumentError: an operand is not what the plan takes.
     """
-    program = build(records.choice, records.kernel, records.target)
+    records, program = build_sound(records)
     runner = runner_of(records.plan, records.kernel, records.choice.template, program)
     if runner is None:
         raise BuildError(f"code for {records.target} does not run here: {program.refusal}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -24,7 +24,6 @@ from fuseplan.measure.layers import CannotRunError
 from fuseplan.measure.quiet import undisturbed, unsteady
 from fuseplan.stores import journal
 from fuseplan.stores.tuned import processor_of
-from fuseplan.system.reading import record
 from fuseplan.tuning.unfused import OneAtATime
 
 FILE = "verdicts.jsonl"
@@ -37,7 +36,7 @@ SHOWN = 200  # characters of torch's own message
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Verdict(journal.Stored):
     """What fusing a plan brought on one machine.
 
     Attributes:
@@ -50,6 +49,8 @@ class Verdict:
         date: when, in UTC.
         disturbance: which other use of the machine makes the times unreliable; None where there was none.
     """
+
+    derived = ("speedup", "pays")
 
     plan: str
     target: str
@@ -81,10 +82,6 @@ class Verdict:
         """Whether the fused kernel is at least as fast as every unfused run; None without a speedup."""
         return None if self.speedup is None else self.speedup >= 1
 
-    def to_json(self) -> dict[str, Any]:
-        """The fields and what follows from them, as JSON values."""
-        return {**asdict(self), "speedup": self.speedup, "pays": self.pays}
-
     @classmethod
     def from_json(cls, told: Any) -> Verdict:
         """The verdict that `to_json` told.
@@ -92,9 +89,7 @@ class Verdict:
         Raises:
             ValueError: it did not.
         """
-        if not isinstance(told, dict):
-            raise ValueError("it is not an object")
-        found = record(cls, {name: told[name] for name in told if name not in ("speedup", "pays")})
+        found = super().from_json(told)
         if min(found.fused, *found.others.values()) <= 0:
             raise ValueError("a time is not positive")
         return found
@@ -217,23 +212,14 @@ def _one_at_a_time(records: Records, ground: Ground) -> Callable[[], object]:
 
 
 def _torch(records: Records, ground: Ground) -> Callable[[], object]:
-    from fuseplan.measure.torch_eager import eager  # noqa: PLC0415 - torch is optional
+    from fuseplan.measure.torch_eager import as_arrays, eager  # noqa: PLC0415 - torch is optional
 
     call = eager(records.plan, {**ground.tensors, **ground.results()})
     got = call()
-    deviation = ground.deviation(got if records.target.processors else _as_arrays(got))
+    deviation = ground.deviation(got if records.target.processors else as_arrays(got))
     if not deviation <= ANOTHER:
         raise CannotRunError(f"its result is {deviation:.1e} of the largest output away from float64")
     return call
-
-
-def _as_arrays(got: Any) -> Any:
-    return tuple(map(_as_array, got)) if isinstance(got, tuple) else _as_array(got)
-
-
-def _as_array(tensor: Any) -> Any:
-    """A torch tensor of the host as NumPy's; f32 holds what bf16 does."""
-    return (tensor.float() if tensor.element_size() == 2 else tensor).numpy()
 
 
 def _torch_at_its_best(records: Records) -> contextlib.AbstractContextManager[None]:

@@ -14,6 +14,7 @@ from fuseplan.kernels.contraction import Contraction
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.gradients import KernelTensor
 from fuseplan.kernels.kernel import Kernel, KernelOperand, Output, Stage
+from fuseplan.kernels.lookup import Lookup
 from fuseplan.language.attend import Attend, AttendGradient
 from fuseplan.language.declarations import broadcast
 from fuseplan.language.dtypes import narrow
@@ -45,12 +46,13 @@ class Interpreter:
         kernel = self.kernel
         places = {str(slot): int(word) for slot, word in zip(self.slots, words, strict=True)}
         leaves: dict[str, Any] = dict(self._parameters(places))
-        for operand in kernel.operands:
+        for operand in (each for each in kernel.operands if each.role != "table"):
             leaves[operand.key] = self._operand(operand, places[f"operand:{operand.key}"])
         for index in kernel.indices:
             shape = (kernel.src if index.role == "prologue" else kernel.dst).shape
             leaves[index.key] = indices(shape, index.steps)
-        x = self._applied(kernel.prologue, _read(kernel.src, places["src"]), leaves, places, kernel.src)
+        src = self._rows(kernel.lookup, places) if kernel.lookup else _read(kernel.src, places["src"])
+        x = self._applied(kernel.prologue, src, leaves, places, kernel.src)
         match kernel.centre:
             case Contraction() as contraction if contraction.pool:
                 x = pooled(contraction, x)
@@ -68,6 +70,17 @@ class Interpreter:
         spec = KernelTensor(x.shape) if in_parts else kernel.dst
         x = self._applied(kernel.epilogue, x, leaves, places, spec)
         _buffer(_written(kernel), places["dst"]).numpy()[...] = narrow(x, kernel.dst.dtype)
+
+    def _rows(self, lookup: Lookup, places: Mapping[str, int]) -> Array:
+        """src, the rows of a table; NaN where it has none."""
+        src = self.kernel.src
+        at, inside = np.divmod(indices(src.shape, src.element_strides).astype(np.int64), lookup.pitch)
+        listed = TensorSpec((src.span // lookup.pitch + 1,), lookup.indices)
+        numbers = _buffer(listed, places["src"]).numpy()[at]
+        row = np.where(numbers < 0, numbers + lookup.rows * lookup.from_end, numbers)
+        is_row = (row >= 0) & (row < lookup.rows)
+        table = _read(TensorSpec((lookup.rows, lookup.features), src.dtype), places[f"operand:{lookup.key}"])
+        return np.where(is_row, table[np.where(is_row, row, 0), inside], np.nan)
 
     def _attend(self, attention: Attend | AttendGradient, x: Array, leaves: dict[str, Any]) -> Array:
         """The centre's result with the axes of src; the one besides it becomes a leaf."""

@@ -22,7 +22,7 @@ from triton.compiler.compiler import ASTSource, make_backend
 from fuseplan.backends.triton import driver, repairs, resources, versions
 from fuseplan.backends.triton.artifact import Artifact, MapLayout
 from fuseplan.backends.triton.assembler import assembler, own_assembler
-from fuseplan.errors import BuildError
+from fuseplan.errors import BuildError, UnsoundCodeError
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.target import Target
 from fuseplan.settings import PTXAS
@@ -59,8 +59,9 @@ def compile_source(
         assembly: keep the PTX or amdgcn as well.
 
     Raises:
-        BuildError: Triton or ptxas refuses the text, or the kernel needs what a launch here does not give:
-            more shared memory than the target has, tensor maps on AMD, scratch memory.
+        BuildError: Triton or ptxas refuses the text, or it needs tensor maps on AMD.
+        UnsoundCodeError: no repair makes the code right, or it needs what a launch here does not give: more
+            shared memory than the target has, scratch memory.
     """
     if triton.knobs.runtime.interpret:
         raise BuildError(
@@ -148,6 +149,9 @@ class _Making:
     def _refusal(self, why: str) -> BuildError:
         return BuildError(why, source=self.source.text)
 
+    def _unsound(self, why: str) -> UnsoundCodeError:
+        return UnsoundCodeError(why, source=self.source.text)
+
     def artifact(self) -> Artifact:
         """Runs the stages, and refuses what cannot be launched."""
         last = self._lowered()
@@ -169,7 +173,7 @@ class _Making:
         """PTX with its cubin and the assembler's log; repaired and assembled again while the code is wrong.
 
         Raises:
-            BuildError: no repair helps.
+            UnsoundCodeError: no repair helps.
         """
         text, repaired, fault = "", repairs.fenced(ptx), ""
         while text != repaired:
@@ -182,7 +186,7 @@ class _Making:
                 repaired = repairs.settled(text)
             else:
                 return text, cubin, log
-        raise self._refusal(
+        raise self._unsound(
             f"{self.assembler} makes code for {self.target} that computes wrong results: {fault}. "
             f"Compile the plan with another template, or name an assembler of CUDA 13.3 or later in {PTXAS}"
         )
@@ -226,19 +230,19 @@ class _Making:
 
     def _check(self, shared: int) -> None:
         if shared > self.target.l1_bytes:
-            raise self._refusal(
+            raise self._unsound(
                 f"the kernel needs {shared} bytes of shared memory; a program on {self.target} has "
                 f"{self.target.l1_bytes}"
             )
         columns = int(self.metadata.get("tmem_size") or 0)  # a kernel allocates and frees them itself
         if columns > TENSOR_MEMORY_COLUMNS:
-            raise self._refusal(
+            raise self._unsound(
                 f"the kernel needs {columns} columns of tensor memory; {self.target} has "
                 f"{TENSOR_MEMORY_COLUMNS}"
             )
         for name in ("global_scratch_size", "profile_scratch_size"):
             if self.metadata.get(name):
-                raise self._refusal(
+                raise self._unsound(
                     f"the kernel needs {name}={self.metadata[name]}, which launches do not support"
                 )
 
@@ -246,7 +250,7 @@ class _Making:
         places = [place for place, slot in enumerate(self.source.slots) if slot.map is not None]
         found = self.metadata.get("tensordesc_meta") or []
         if len(found) != len(places):
-            raise self._refusal(
+            raise self._unsound(
                 f"the kernel has {len(places)} tensor maps, and {self.target} loads {len(found)} of them"
             )
         layouts = {
@@ -261,7 +265,7 @@ class _Making:
         slot = self.source.slots[place]
         why = [] if slot.map is None else list(driver.problems(slot.map, layout))
         if why:
-            raise self._refusal(f"there is no tensor map of {slot}: {why[0]}")
+            raise self._unsound(f"there is no tensor map of {slot}: {why[0]}")
 
 
 def _with_layout(kind: str) -> str:

@@ -25,6 +25,14 @@ def argument(slot: Slot) -> str:
     return _PREFIXES[slot.kind] + slot.key if slot.kind in _PREFIXES else slot.kind
 
 
+@dataclass
+class Known:
+    """Names of what is computed already and does not depend on the position; see `Elementwise.prepare`."""
+
+    channel: str = ""
+    values: dict[Scalar, str] = field(default_factory=dict)
+
+
 @dataclass(frozen=True)
 class Place:
     """How a tile lies: texts of index tensors, each broadcastable to the tile.
@@ -36,6 +44,8 @@ class Place:
         mask: which elements exist; "" for all.
         channel_mask: which channels exist; "" for all.
         others: its offset in each operand with axes of its own, by key.
+        held: operands whose tile is in registers already, by key: its name, of any dtype.
+        known: what `Elementwise.prepare` gave for its channels.
     """
 
     element: str
@@ -44,14 +54,28 @@ class Place:
     mask: str
     channel_mask: str
     others: Mapping[str, str] = field(default_factory=dict)
+    held: Mapping[str, str] = field(default_factory=dict)
+    known: Known | None = None
 
 
-@dataclass
-class Known:
-    """Names of what is computed already and does not depend on the position; see `Elementwise.prepare`."""
+def load_src(text: Text, kernel: Kernel, where: object, guard: str = "", hint: str = "") -> str:
+    """Loads src's elements at places, `guard` being the arguments of their mask; the name of the tile.
 
-    channel: str = ""
-    values: dict[Scalar, str] = field(default_factory=dict)
+    Where src is the rows of a table, elements of a row that it does not have are NaN.
+    """
+    lookup = kernel.lookup
+    if lookup is None:
+        return text.let("x", f"tl.load(src + {where}{guard}{hint})")
+    place = text.let("place", f"{where}")
+    index = text.let("index", f"tl.load(src + {place} // {lookup.pitch}{guard})")
+    if lookup.from_end:
+        index = text.let("index", f"tl.where({index} < 0, {index} + {lookup.rows}, {index})")
+    is_row = text.let("is_row", f"({index} >= 0) & ({index} < {lookup.rows})")
+    begin = f"tl.where({is_row}, {index}, 0).to(tl.int64) * {lookup.features}"
+    pointer = argument(Slot("operand", lookup.key))
+    loaded = text.let("x", f"tl.load({pointer} + {begin} + {place} % {lookup.pitch}{guard})")
+    nan = f"tl.full((), float('nan'), tl.float32).to({named(kernel.src.dtype)})"  # where() makes no bf16
+    return text.let("x", f"tl.where({is_row}, {loaded}, {nan})")
 
 
 def simplified(stages: Sequence[Stage]) -> tuple[Stage, ...]:
@@ -104,11 +128,17 @@ class Elementwise:
         used = frozenset().union(*map(leaves_of, formulas))
         self._parameters = tuple(key for key in kernel.parameters if key in used)
         self._table = dialect.table(text, namespace, kernel.dst.dtype, kernel.compute_dtype)
+        lookup = kernel.lookup if role == "epilogue" else None
         self.slots = (
+            *((Slot("operand", lookup.key),) if lookup else ()),
             *(Slot("operand", key) for key in self._operands),
             *(Slot("parameter", key) for key in self._parameters),
             *(Slot("result", output.key) for output in self._saved),
         )
+
+    def source(self, where: object, guard: str = "", hint: str = "") -> str:
+        """Loads elements of src from their places: its own, or those of the rows of a table that it is."""
+        return load_src(self.text, self._kernel, where, guard, hint)
 
     @property
     def operands(self) -> tuple[KernelOperand, ...]:
@@ -120,13 +150,14 @@ class Elementwise:
         """Whether the stages read an element's index."""
         return bool(self._indices)
 
-    def read(self, place: Place) -> dict[str, str]:
-        """Begins reading the operands per element; their names, by key, for `apply` to hold."""
-        return {
+    def read(self, place: Place) -> Place:
+        """Begins reading the operands per element; the place holds them."""
+        held = {
             key: self.text.let(key, self._load(argument(Slot("operand", key)), place.element, place.mask))
             for key, operand in self._operands.items()
             if not operand.packed
         }
+        return replace(place, held=held)
 
     def prepare(self, channel: str, channel_mask: str = "", stages: Sequence[Stage] | None = None) -> Known:
         """Evaluates what depends on the channel alone, before a loop over its positions.
@@ -144,7 +175,7 @@ class Elementwise:
             loaded = [leaf for part in parts for leaf in _leaves(part) if self._is_written(leaf)]
             with self.text.headed(f"{stage.op_text}: what does not depend on the position"):
                 for node in [*loaded, *parts]:  # all are on their way before one is waited for
-                    self._value(node, "", place, known.values, {}, {})
+                    self._value(node, "", place, known.values, {})
         return known
 
     @property
@@ -183,48 +214,30 @@ class Elementwise:
                     values[node] = self.text.let("spread", value(node))
         return Known("", known.values | values)
 
-    def apply(
-        self,
-        x: str,
-        place: Place,
-        held: Mapping[str, str] | None = None,
-        known: Known | None = None,
-        stages: Sequence[Stage] | None = None,
-    ) -> str:
+    def apply(self, x: str, place: Place, stages: Sequence[Stage] | None = None) -> str:
         """Writes the stages; the name of the result, in the compute dtype.
 
         Args:
             x: name of the tile they are applied to, in the compute dtype.
             place: how it lies.
-            held: operands whose tile is in registers already, by key: its name, of any dtype.
-            known: what `prepare` gave.
             stages: others than the role's.
         """
         for stage in self.stages if stages is None else stages:
             self.text.line(f"# {stage.op_text}")
-            (x,) = self.values([stage.expression], x, place, held, known)
+            (x,) = self.values([stage.expression], x, place)
             if stage.saves:
                 self._values[stage.saves] = x
         return x
 
-    def store(
-        self,
-        x: str,
-        place: Place,
-        held: Mapping[str, str] | None = None,
-        known: Known | None = None,
-        hint: str = "",
-    ) -> None:
+    def store(self, x: str, place: Place, hint: str = "") -> None:
         """Writes the stages, and the stores of their result to `dst` and of what is saved.
 
         Args:
-            x: as `apply` is given it.
-            place: likewise.
-            held: likewise.
-            known: likewise.
+            x: as `apply` is given it, and so is `place`.
+            place: see `x`.
             hint: of the store, such as `, eviction_policy="evict_first"`.
         """
-        stored = self.stored(self.apply(x, place, held, known))
+        stored = self.stored(self.apply(x, place))
         guard = f", mask={place.mask}" if place.mask else ""
         self.text.line(f"{self.namespace}.store(dst + {place.element}, {stored}{guard}{hint})")
         for output in self._saved:
@@ -245,9 +258,8 @@ class Elementwise:
         name: str,
         x: str,
         place: Place,
-        held: Mapping[str, str] | None = None,
         *,
-        write: Callable[[str, Place, Mapping[str, str]], Sequence[str]],
+        write: Callable[[str, Place], Sequence[str]],
         more: Mapping[str, str] | None = None,
         into: Sequence[str] = (),
     ) -> list[str]:
@@ -255,46 +267,28 @@ class Elementwise:
 
         Args:
             name: of the function.
-            x: as `apply` is given it, and so are `place` and `held`; a tile whose elements all exist has the
-                mask `True` where another one's do not.
+            x: as `apply` is given it, and so is `place`; a tile whose elements all exist has the mask `True`
+                where another one's do not.
             place: see `x`.
-            held: see `x`.
-            write: writes the body, given all of these by their names there; the names of the results.
+            write: writes the body, given both by their names there; the names of the results.
             more: other values that differ from tile to tile, by their names there.
             into: names that take the results; new ones without it.
         """
-        lying = {each: text for each, text in vars(place).items() if text and "channel" not in each}
-        taken = {key: f"{key}_read" for key in held or {}}
+        lying = {each: text for each in ("element", "inside", "mask") if (text := getattr(place, each))}
+        held = {key: f"{key}_read" for key in place.held}
         given = {"x": x} if x else {}
-        given |= {**lying, **(more or {}), **{taken[key]: value for key, value in (held or {}).items()}}
+        given |= {**lying, **(more or {}), **{held[key]: value for key, value in place.held.items()}}
         own: dict[str, Any] = {each: each for each in lying}
-        spot = replace(place, **own)
-        return self.text.call(name, given, lambda: write("x" if x else "", spot, taken), into)
+        spot = replace(place, **own, held=held)
+        return self.text.call(name, given, lambda: write("x" if x else "", spot), into)
 
-    def values(
-        self,
-        formulas: Sequence[Scalar],
-        x: str,
-        place: Place,
-        held: Mapping[str, str] | None = None,
-        known: Known | None = None,
-    ) -> list[str]:
-        """Names of what several formulas come to; what they share is computed once.
-
-        Args:
-            formulas: simplified.
-            x: as `apply` is given it.
-            place: likewise.
-            held: likewise.
-            known: likewise.
-        """
+    def values(self, formulas: Sequence[Scalar], x: str, place: Place) -> list[str]:
+        """Names of what several simplified formulas come to; what they share is computed once."""
+        known = place.known
         # A copy: the lines may be of a function, whose names nothing outside of it knows.
         channelled = dict(known.values) if known and known.channel in ("", place.channel) else {}
         local: dict[Scalar, str] = {}
-        return [
-            self._named(self._value(formula, x, place, channelled, local, held or {}), x)
-            for formula in formulas
-        ]
+        return [self._named(self._value(each, x, place, channelled, local), x) for each in formulas]
 
     def _named(self, value: str, like: str) -> str:
         """A tensor even of a formula that comes to a number, such as x**0."""
@@ -307,27 +301,21 @@ class Elementwise:
         return node.fn != "const" and not (node.fn == "leaf" and node.args[0] in self._parameters)
 
     def _value(
-        self,
-        node: Scalar,
-        x: str,
-        place: Place,
-        known: dict[Scalar, str],
-        local: dict[Scalar, str],
-        held: Mapping[str, str],
+        self, node: Scalar, x: str, place: Place, known: dict[Scalar, str], local: dict[Scalar, str]
     ) -> str:
         """The value of a tree: parts that vary are shared within this stage, the others within `known`."""
         scope = local if self._depends.varies(node) else known
         if node not in scope:
             if node.fn == "leaf":
-                scope[node] = self._leaf(str(node.args[0]), x, place, held)
+                scope[node] = self._leaf(str(node.args[0]), x, place)
             elif node.fn == "const":
                 scope[node] = self._table["const"](node.args[0])
             else:
-                values = [self._value(child, x, place, known, local, held) for child in children(node)]
+                values = [self._value(child, x, place, known, local) for child in children(node)]
                 scope[node] = self._table[node.fn](*values)
         return scope[node]
 
-    def _leaf(self, name: str, x: str, place: Place, held: Mapping[str, str]) -> str:
+    def _leaf(self, name: str, x: str, place: Place) -> str:
         if name == "x":
             return x
         if name in self.given:
@@ -339,14 +327,14 @@ class Elementwise:
         if name in self._indices:
             spec = self._kernel.src if self._indices[name].role == "prologue" else self._kernel.dst
             return self.text.let("index", _sum(blocks.counting(self._indices[name], spec), place.element))
-        return self._operand(name, place, held)
+        return self._operand(name, place)
 
-    def _operand(self, name: str, place: Place, held: Mapping[str, str]) -> str:
+    def _operand(self, name: str, place: Place) -> str:
         """The elements that a leaf names in an operand."""
         key, _ = part_of(name)
         operand = self._operands[key]
-        if name in held:
-            return self._storage.widen(operand.dtype, held[name], name)
+        if name in place.held:
+            return self._storage.widen(operand.dtype, place.held[name], name)
         pointer = argument(Slot("operand", key))
         if operand.strides:
             start = self._end.start(operand, name, self._number)

@@ -63,18 +63,6 @@ def fill(programs: int, places: int) -> float:
     return programs / (waves * places)
 
 
-def seconds(
-    target: Target, moved: Traffic, *, flops: float = 0.0, rate: float = 0.0, used: float = 1.0
-) -> float:
-    """A launch, and the longer of arithmetic and memory.
-
-    Args:
-        target: the GPU.
-        moved: bytes to and from memory.
-        flops: operations.
-        rate: operations a second that the template's products reach on a full GPU; 0 where there are none.
-        used: the share of the processors that works: see `fill`.
-    """
-    moving = moved.total / rates(target).memory
-    computing = flops / rate if flops and rate else 0.0
-    return LAUNCH_SECONDS + max(moving / max(used, 0.25), computing / used)
+def seconds(target: Target, moved: Traffic, *, used: float = 1.0) -> float:
+    """A launch that takes as long as its bytes; of the processors the share `used` works: see `fill`."""
+    return LAUNCH_SECONDS + moved.total / rates(target).memory / max(used, 0.25)

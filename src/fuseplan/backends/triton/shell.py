@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
 from math import sqrt
 
 from fuseplan.backends.triton.elementwise import argument
@@ -21,50 +20,69 @@ from fuseplan.plans.naming import as_rows
 IMPORTS = ("import triton", "import triton.language as tl")
 
 
-@dataclass
-class Shell:
-    """Everything of a source but the lines of the body.
+class Writer(ABC):
+    """Writes one kernel: a template's writer has the lines of the body, and says how it is launched.
 
     Attributes:
         kernel: what is computed.
         title: the template's text.
         text: takes the body; functions of its own stand in front of the entry.
-        slots: the arguments.
+        is_open: whether a launch says the extent of an axis.
         entry: the name of the kernel.
         language: `triton` or `gluon`.
         imports: the first lines.
+        tensors: the arguments, but for the workspace and the extent of open axes.
+        programs: of a launch; with an open extent, how they follow from it.
+        options: what the toolchain is told.
+        workspace_bytes: of a launch; 0 where it has no workspace.
+        parts: programs along the grid's second axis.
     """
 
-    kernel: Kernel
-    title: str
-    text: Text
-    slots: Sequence[Slot]
-    entry: str = "fused"
-    language: str = "triton"
+    entry = "fused"
+    language = "triton"
     imports: Sequence[str] = IMPORTS
+    tensors: tuple[Slot, ...]
+    programs: int | Programs
+    options: tuple[tuple[str, int], ...]
+    workspace_bytes = 0
+    parts = 1
 
-    @contextmanager
-    def body(self) -> Iterator[None]:
-        """Lines of the entry."""
-        with self.text.function(f"{self.entry}({', '.join(map(argument, self.slots))})"):
-            yield
+    def __init__(self, kernel: Kernel, title: str) -> None:
+        self.kernel, self.title, self.text = kernel, title, Text()
+        self.is_open = kernel.open_axis is not None
 
-    def source(self, programs: int | Programs, options: Sequence[tuple[str, int]], **more: int) -> Source:
-        """The whole; `more`: `workspace_bytes`, or another extent of the grid as `parts`."""
-        counted = programs if isinstance(programs, Programs) else None
-        decorator = {"triton": "@triton.jit", "gluon": "@gluon.jit"}[self.language]
+    @abstractmethod
+    def write_body(self) -> None:
+        """Writes the lines of the entry."""
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """The kernel's arguments."""
+        more = {"workspace": self.workspace_bytes, "extent": self.is_open}
+        return (*self.tensors, *(Slot(kind) for kind, is_there in more.items() if is_there))
+
+    @property
+    def arguments(self) -> list[str]:
+        """The names of the slots."""
+        return [argument(slot) for slot in self.slots]
+
+    def source(self) -> Source:
+        """The whole kernel."""
+        with self.text.function(f"{self.entry}({', '.join(self.arguments)})"):
+            self.write_body()
+        programs = self.programs
         lines = [*(f"# {line}" for line in header(self.kernel, self.title)), "", *self.imports]
         for function in self.text.functions:
-            lines += ["", "", decorator, *function]
+            lines += ["", "", f"@{self.language}.jit", *function]
         return Source(
             "\n".join(lines) + "\n",
             self.entry,
-            tuple(self.slots),
-            workspace_bytes=more.get("workspace_bytes", 0),
+            self.slots,
+            workspace_bytes=self.workspace_bytes,
             language=self.language,
-            grid=(programs if isinstance(programs, int) else 1, more.get("parts", 1), 1),
-            options=tuple(options),
-            programs=counted,
+            grid=(programs if isinstance(programs, int) else 1, self.parts, 1),
+            options=self.options,
+            programs=programs if isinstance(programs, Programs) else None,
         )
 
 

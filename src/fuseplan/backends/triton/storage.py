@@ -12,7 +12,7 @@ from fuseplan.backends.triton.text import Text
 from fuseplan.language.dtypes import FP8, dtype_of
 
 _NAMES = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-_NAMES |= {"u8": "uint8", "i8": "int8", "i32": "int32"}
+_NAMES |= {"u8": "uint8", "i8": "int8", "i32": "int32", "i64": "int64"}
 
 
 def named(dtype: str, namespace: str = "tl") -> str:

@@ -159,6 +159,8 @@ def _element(slot: Slot, kernel: Kernel, template: Template, target: Target) -> 
         return kernel.compute_dtype
     if slot.kind == "result":
         return next(output.dtype for output in kernel.outputs if output.key == slot.key)
+    if slot.kind == "src" and kernel.lookup:
+        return kernel.lookup.indices
     if slot.kind != "operand":
         return (kernel.src if slot.kind == "src" else kernel.dst).dtype
     operand = kernel.operand(slot.key)

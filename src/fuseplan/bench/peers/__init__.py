@@ -47,11 +47,6 @@ class Known:
             )
         )
 
-    @property
-    def packages(self) -> tuple[str, ...]:
-        """The Python packages of all peers."""
-        return tuple(package for peer in self.by_name.values() for package in peer.packages)
-
     def named(self, asked: str | None, *, is_twice: bool = False, is_unfused: bool = False) -> list[str]:
         """The peers that a list of names stands for, in order.
 

@@ -11,7 +11,7 @@ from fuseplan.measure.clock import rotating
 from fuseplan.measure.data import is_training
 from fuseplan.measure.layers import layers
 from fuseplan.measure.spaces import Tensors
-from fuseplan.measure.torch_eager import as_array, eager_calls, of_gpu
+from fuseplan.measure.torch_eager import as_arrays, eager_calls, of_gpu
 from fuseplan.plans.plan import FusionPlan
 
 
@@ -49,7 +49,7 @@ class Torch(Peer):
             for place, name, value in of_gpu(plan):
                 setattr(place, name, value)
         else:
-            only_in(("f32", "bf16"), plan, self.name)
+            only_in(("f32", "bf16", "f16"), plan, self.name)
             self._set_mode(plan)
         layout = self.layout or ("" if self.threads is None else "nchw")
         compiler = self._compiler() if self.mode else None
@@ -57,12 +57,7 @@ class Torch(Peer):
         call = rotating(calls) if len(calls) > 1 else calls[0]
         if self.threads is None:
             return Prepared(call, call)
-
-        def result() -> Any:
-            made = calls[0]()
-            return tuple(map(as_array, made)) if isinstance(made, tuple) else as_array(made)
-
-        return Prepared(call, result)
+        return Prepared(call, lambda: as_arrays(calls[0]()))
 
     def stages(self, plan: FusionPlan) -> list[Any]:
         """The operators of torch that are called one after the other."""

@@ -13,16 +13,11 @@ from fuseplan.op import Elementwise
 from fuseplan.ops.activation import Clamp, Power
 from fuseplan.ops.training import ActivationBackward
 
-
-def _default(kind: type[Elementwise]) -> Elementwise:
-    """The operator; its numbers are given with each call."""
-    return Clamp(-inf, inf) if kind is Clamp else kind()
-
-
 Mode = miopenActivationMode_t
-# Each mode's operator, and its parameters in the order of activAlpha, activBeta, activGamma.
+# Each mode's operator, whose numbers are given with each call, and its parameters in the order of activAlpha,
+# activBeta, activGamma.
 ACTIVATIONS: dict[Mode, tuple[Elementwise, tuple[str, ...]]] = {
-    mode: (_default(kind), names)
+    mode: (Clamp(-inf, inf) if kind is Clamp else kind(), names)
     for mode, (kind, names) in zip(Mode, letters.ACTIVATIONS.values(), strict=True)
 }
 

@@ -28,25 +28,11 @@ class StatusError(FuseplanError):
         self.status = status
 
 
-def bad_parameter(what: str) -> StatusError:
-    """The error of an argument that cannot be."""
-    return StatusError(miopenStatus_t.miopenStatusBadParm, what)
-
-
-def not_initialized(what: str) -> StatusError:
-    """The error of an object that no call has set yet."""
-    return StatusError(miopenStatus_t.miopenStatusNotInitialized, what)
-
-
-def invalid_value(what: str) -> StatusError:
-    """The error of data that is no such thing, or is incomplete."""
-    return StatusError(miopenStatus_t.miopenStatusInvalidValue, what)
-
-
-def not_implemented(what: str) -> StatusError:
-    """The error of a call of MIOpen's API that nothing computes."""
-    return StatusError(miopenStatus_t.miopenStatusNotImplemented, what)
-
+Status = miopenStatus_t
+bad_parameter = functools.partial(StatusError, Status.miopenStatusBadParm)
+not_initialized = functools.partial(StatusError, Status.miopenStatusNotInitialized)
+invalid_value = functools.partial(StatusError, Status.miopenStatusInvalidValue)
+not_implemented = functools.partial(StatusError, Status.miopenStatusNotImplemented)
 
 STATUS_OF: tuple[tuple[type[Exception], miopenStatus_t], ...] = (
     (PlanError, miopenStatus_t.miopenStatusBadParm),

@@ -88,7 +88,7 @@ def check_described(plan: FusionPlan, key: str, name: str, given: TensorSpec) ->
     """
     takes = {each.key: dtypes_taken(each, plan[each.step].src.dtype) for each in plan.operands}
     takes |= {each.key: (each.dtype,) for each in plan.results}
-    shape = dict(_shapes(plan)).get(key)
+    shape = _shapes(plan).get(key)
     if shape is None:
         return
     ones = given.rank - 1 - len(shape)
@@ -100,7 +100,7 @@ def check_described(plan: FusionPlan, key: str, name: str, given: TensorSpec) ->
 
 def without_ones(plan: FusionPlan, key: str, value: Any) -> Any:
     """A tensor 1xCx1x1 or 1xCxHxW as (c,) or (c, h, w), where the plan has that shape: a view of it."""
-    wanted = dict(_shapes(plan)).get(key)
+    wanted = _shapes(plan).get(key)
     shape = getattr(value, "shape", None)
     if wanted is None or not isinstance(shape, tuple) or shape[:1] != (1,):
         return value
@@ -110,9 +110,8 @@ def without_ones(plan: FusionPlan, key: str, value: Any) -> Any:
     return value[(0, *(slice(None),) * len(wanted), *(0,) * rest)]
 
 
-def _shapes(plan: FusionPlan) -> Iterator[tuple[str, tuple[int, ...]]]:
-    yield from ((each.key, each.shape) for each in plan.operands)
-    yield from ((each.key, each.shape) for each in plan.results)
+def _shapes(plan: FusionPlan) -> dict[str, tuple[int, ...]]:
+    return {each.key: each.shape for kind in (plan.operands, plan.results) for each in kind}
 
 
 def lowered(src: TensorSpec, operators: Sequence[Operator], scaled: frozenset[int] = frozenset()) -> Lowered:

@@ -6,26 +6,23 @@ In the driver's letters where they say all of the plan, else `fuseplan run` with
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fuseplan.compat.miopen_driver import letters
-from fuseplan.compat.miopen_driver.letters import Letter, Value
+from fuseplan.compat.miopen_driver.letters import Letter, Said, Value
 from fuseplan.compat.miopen_driver.problem import Problem
 from fuseplan.errors import PlanError
 from fuseplan.language.layouts import LAYOUTS
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.op import Elementwise, Op
-from fuseplan.ops.affine import BatchNorm, Bias
-from fuseplan.ops.conv import Conv
-from fuseplan.ops.training import ActivationBackward, BatchNormBackward, BatchNormTraining
 from fuseplan.plans.plan import FusionPlan
 
 ENDINGS = {dtype: ending for ending, dtype in letters.DTYPES.items()}
 NAMES = {operators: name for name, operators in letters.MODES.items()}
 WORDS = {kind: word for word, (kind, _) in letters.ACTIVATIONS.items()}
 
-Said = Iterator[tuple[Letter, Value]]
+Pairs = Iterator[tuple[Letter, Value]]
 
 
 def command_of(plan: FusionPlan) -> str:
@@ -67,7 +64,7 @@ def _problem(src: TensorSpec, ops: Sequence[Op]) -> Problem | None:
         return None
 
 
-def _of_src(src: TensorSpec) -> Said:
+def _of_src(src: TensorSpec) -> Pairs:
     yield letters.BATCH, src.batch
     yield letters.CHANNELS, src.channels
     yield letters.SPATIAL, len(src.spatial)
@@ -76,33 +73,34 @@ def _of_src(src: TensorSpec) -> Said:
         yield letters.IN_LAYOUT, src.layout.upper()
 
 
-def _of_axes(each: tuple[Letter, ...], values: Sequence[int]) -> Said:
+def _of_axes(each: tuple[Letter, ...], values: Sequence[int]) -> Pairs:
     return zip(each[-len(values) :], values, strict=True)
 
 
-def _of_operator(op: Op) -> tuple[str, Said]:
+def _of_operator(op: Op) -> tuple[str, Pairs]:
     """An operator's letter in a mode and its letters on a line; an unknown operator has no mode's letter."""
-    for kind, word, write in WRITERS:
+    for word, (kind, said) in letters.OPERATORS.items():
         if isinstance(op, kind):
-            return word, write(op)
+            return word, (each for name, letter in said.items() for each in _of_field(op, name, letter))
     return "?", iter(())
 
 
-def _of_convolution(op: Conv) -> Said:
-    yield letters.FEATURES, op.features
-    yield letters.GROUPS, op.groups
-    yield from _of_axes(letters.FILTER, op.per_axis(op.kernel))
-    yield from _of_axes(letters.STRIDE, op.per_axis(op.stride))
-    yield from _of_axes(letters.DILATION, op.per_axis(op.dilation))
-    if isinstance(op.padding, str):
-        yield letters.PAD_MODE, op.padding
-    elif isinstance(op.padding, int):
-        yield from _of_axes(letters.PAD, op.per_axis(op.padding))
-    else:  # pairs give another plan, and the comparison finds that
-        yield from _of_axes(letters.PAD, [low if isinstance(low, int) else low[0] for low in op.padding])
+def _of_field(op: Any, name: str, said: Said) -> Pairs:
+    value = getattr(op, name) if name else op
+    if said is letters.ACTIVATION:
+        yield from _of_activation(value)
+    elif isinstance(value, str) and isinstance(said, tuple):
+        yield letters.PAD_MODE, value
+    elif isinstance(said, tuple):
+        # Pairs of padding give another plan, and the comparison finds that.
+        each = (low if isinstance(low, int) else low[0] for low in op.per_axis(value))
+        yield from _of_axes(said, tuple(each))
+    else:
+        words = {meaning: word for word, meaning in letters.MEANINGS.get(name, {}).items()}
+        yield said, words.get(value, value)
 
 
-def _of_activation(op: Elementwise) -> Said:
+def _of_activation(op: Elementwise) -> Pairs:
     word = WORDS.get(type(op))
     if word is None:  # none of MIOpen's: the letters give another plan, and the comparison finds that
         return
@@ -111,35 +109,3 @@ def _of_activation(op: Elementwise) -> Said:
     names = letters.ACTIVATIONS[word][1]
     for letter, name in zip((letters.ALPHA, letters.BETA, letters.GAMMA), names, strict=False):
         yield letter, values[name]
-
-
-def _of_batch_norm(op: BatchNorm) -> Said:
-    yield letters.BATCH_NORM, op.mode
-    yield letters.EPSILON, op.epsilon
-
-
-def _of_training(op: BatchNormTraining) -> Said:
-    yield letters.BATCH_NORM, op.mode
-    yield letters.EPSILON, op.epsilon
-    yield letters.RUN, letters.NO_YES[op.running]
-    yield letters.SAVE, letters.NO_YES[op.saved]
-    yield letters.MOMENTUM, op.momentum
-
-
-def _of_backward(op: BatchNormBackward) -> Said:
-    yield from _of_activation(op.activation)
-    yield letters.BATCH_NORM, op.mode
-    yield letters.EPSILON, op.epsilon
-    yield letters.SAVE, letters.NO_YES[op.statistics == "saved"]
-
-
-# Each operator's letter in a mode, and its letters on a line. The first match counts.
-WRITERS: tuple[tuple[type[Op], str, Callable[[Any], Said]], ...] = (
-    (Conv, "c", _of_convolution),
-    (Bias, "b", lambda op: iter(())),
-    (BatchNorm, "n", _of_batch_norm),
-    (BatchNormTraining, "t", _of_training),
-    (BatchNormBackward, "g", _of_backward),
-    (ActivationBackward, "d", lambda op: _of_activation(op.of)),
-    (Elementwise, "a", _of_activation),
-)

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from fuseplan.errors import PlanError, did_you_mean
 from fuseplan.language.layouts import LAYOUTS
-from fuseplan.op import Elementwise
+from fuseplan.op import Elementwise, Op
 from fuseplan.ops.activation import (
     Abs,
     Clamp,
@@ -24,6 +25,9 @@ from fuseplan.ops.activation import (
     Softplus,
     Tanh,
 )
+from fuseplan.ops.affine import BatchNorm, Bias
+from fuseplan.ops.conv import Conv
+from fuseplan.ops.training import ActivationBackward, BatchNormBackward, BatchNormTraining
 from fuseplan.scalar import number
 
 Value = int | float | str
@@ -207,6 +211,33 @@ SPATIAL = Letter("_", "spatial_dim", 2, "The number of spatial axes", 1, len(AXE
 IN_LAYOUT = _layout("I", "in_layout", "The input's layout, channels first unless given")
 OUT_LAYOUT = _layout("O", "out_layout", "The output's layout, which is the input's")
 FILTER_LAYOUT = _layout("f", "fil_layout", "The filter's layout, which changes nothing")
+
+Said = Letter | tuple[Letter, ...]  # the letter of a field, or one for each axis
+
+# Of each letter of a mode: the operator and the letters of its fields; of an activation the one of its kind.
+# The first kind that an operator is of counts.
+OPERATORS: dict[str, tuple[type[Op], dict[str, Said]]] = {
+    "c": (Conv, {
+        "features": FEATURES, "kernel": FILTER, "stride": STRIDE, "padding": PAD, "dilation": DILATION,
+        "groups": GROUPS,
+    }),
+    "b": (Bias, {}),
+    "n": (BatchNorm, {"mode": BATCH_NORM, "epsilon": EPSILON}),
+    "t": (BatchNormTraining, {
+        "mode": BATCH_NORM, "running": RUN, "saved": SAVE, "epsilon": EPSILON, "momentum": MOMENTUM,
+    }),
+    "g": (BatchNormBackward, {
+        "activation": ACTIVATION, "mode": BATCH_NORM, "statistics": SAVE, "epsilon": EPSILON,
+    }),
+    "d": (ActivationBackward, {"of": ACTIVATION}),
+    "a": (Elementwise, {"": ACTIVATION}),
+}  # fmt: skip
+# The values of fields for a line's words, where they differ.
+MEANINGS: dict[str, dict[str, Any]] = {
+    "running": {"no": False, "yes": True},
+    "saved": {"no": False, "yes": True},
+    "statistics": {"no": "recomputed", "yes": "saved"},
+}
 
 LETTERS: tuple[Letter, ...] = (
     MODE, BATCH, CHANNELS, *IN, FEATURES, GROUPS, *FILTER, *STRIDE, *PAD, PAD_MODE, PAD_VALUE, *DILATION,

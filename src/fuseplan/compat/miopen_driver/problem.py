@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fuseplan.compat.miopen_driver import letters
-from fuseplan.compat.miopen_driver.letters import Letter
+from fuseplan.compat.miopen_driver.letters import Letter, Said
 from fuseplan.errors import PlanError, near_miss
 from fuseplan.language.layouts import LAYOUTS
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.op import Elementwise, Op
-from fuseplan.ops.affine import BatchNorm, Bias
-from fuseplan.ops.conv import CONVOLUTIONS
-from fuseplan.ops.training import ActivationBackward, BatchNormBackward, BatchNormTraining
+from fuseplan.ops.activation import Power
+from fuseplan.ops.conv import CONVOLUTIONS, Conv
 from fuseplan.system.locks import cached_property
 
 
@@ -39,7 +38,7 @@ class Problem:
         self._check()
         shape = (self[letters.BATCH], self[letters.CHANNELS], *self.per_axis(letters.IN))
         src = TensorSpec(shape, self.dtype, self.layout(letters.IN_LAYOUT))
-        return src, [MAKERS[word](self) for word in letters.MODES[self.mode]]
+        return src, [_made(self, word) for word in letters.MODES[self.mode]]
 
     def __getitem__(self, letter: Letter) -> Any:
         """The letter's value.
@@ -94,11 +93,9 @@ class Problem:
         """The operator of -m, with as many of -A, -B and -G as it has parameters."""
         kind, names = letters.ACTIVATIONS[self[letters.ACTIVATION]]
         values = (self[letter] for letter in (letters.ALPHA, letters.BETA, letters.GAMMA))
-        threshold = {"threshold": letters.POWER_THRESHOLD[self.dtype]} if self._is_coarse(kind) else {}
+        is_coarse = kind is Power and self.dtype in letters.POWER_THRESHOLD
+        threshold = {"threshold": letters.POWER_THRESHOLD[self.dtype]} if is_coarse else {}
         return kind(**dict(zip(names, values, strict=False)), **threshold)
-
-    def _is_coarse(self, kind: type[Elementwise]) -> bool:
-        return kind is letters.ACTIVATIONS["power"][0] and self.dtype in letters.POWER_THRESHOLD
 
     def _check(self) -> None:
         """Refuses invalid values, values without a reader too, and contradictions."""
@@ -120,46 +117,27 @@ class Problem:
                     raise letter.refused(self.given[letter.word], want, remedy)
 
 
-def _convolution(problem: Problem) -> Op:
-    mode = problem[letters.PAD_MODE]
-    return CONVOLUTIONS[problem.axes - 1](
-        problem[letters.FEATURES],
-        kernel=problem.per_axis(letters.FILTER),
-        stride=problem.per_axis(letters.STRIDE),
-        padding=mode if mode in ("same", "valid") else problem.per_axis(letters.PAD),
-        dilation=problem.per_axis(letters.DILATION),
-        groups=problem[letters.GROUPS],
-    )
+def _made(problem: Problem, word: str) -> Op:
+    """The operator of a mode's letter, with those of its numbers that it takes."""
+    kind, said = letters.OPERATORS[word]
+    if kind is Elementwise:
+        return problem.activation()
+    make: type[Any] = CONVOLUTIONS[problem.axes - 1] if kind is Conv else kind
+    values = {name: _value(problem, name, each) for name, each in said.items()}
+    made: Any = make(**{name: value for name, value in values.items() if not isinstance(value, float)})
+    taken = {each.name for each in made.parameters()} & values.keys()
+    op: Op = replace(made, **{name: values[name] for name in taken})
+    return op
 
 
-def _training(problem: Problem) -> Op:
-    is_running = problem[letters.RUN] == "yes"
-    return BatchNormTraining(
-        problem[letters.BATCH_NORM],
-        running=is_running,
-        saved=problem[letters.SAVE] == "yes",
-        epsilon=problem[letters.EPSILON],
-        **({"momentum": problem[letters.MOMENTUM]} if is_running else {}),
-    )
-
-
-def _backward(problem: Problem) -> Op:
-    is_saved = problem[letters.SAVE] == "yes"
-    return BatchNormBackward(
-        problem.activation(),
-        mode=problem[letters.BATCH_NORM],
-        statistics="saved" if is_saved else "recomputed",
-        **({} if is_saved else {"epsilon": problem[letters.EPSILON]}),
-    )
-
-
-# The operator of each letter of a mode.
-MAKERS: dict[str, Callable[[Problem], Op]] = {
-    "c": _convolution,
-    "b": lambda problem: Bias(),
-    "n": lambda problem: BatchNorm(problem[letters.BATCH_NORM], epsilon=problem[letters.EPSILON]),
-    "a": Problem.activation,
-    "t": _training,
-    "g": _backward,
-    "d": lambda problem: ActivationBackward(problem.activation()),
-}
+def _value(problem: Problem, name: str, said: Said) -> Any:
+    """The value of a field."""
+    if said is letters.ACTIVATION:
+        return problem.activation()
+    mode = problem[letters.PAD_MODE] if said is letters.PAD else ""
+    if mode in ("same", "valid"):
+        return mode
+    if isinstance(said, tuple):
+        return problem.per_axis(said)
+    value = problem[said]
+    return letters.MEANINGS.get(name, {}).get(value, value)

@@ -11,6 +11,7 @@ from fuseplan.op import Op
 from fuseplan.ops.activation import ACTIVATIONS, Relu
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.plans.text import operator_text
+from fuseplan.system.gathering import gathered
 
 Record = Mapping[str, Any]
 
@@ -40,9 +41,7 @@ def driver_report(head: Record, records: Sequence[Record]) -> str:
 
 
 def _cells(ran: Sequence[Record]) -> Iterator[str]:
-    grouped: dict[tuple[str, str], list[Record]] = {}
-    for record in ran:
-        grouped.setdefault(_place(FusionPlan.parse(record["plan"])), []).append(record)
+    grouped = gathered((_place(FusionPlan.parse(record["plan"])), record) for record in ran)
     columns = list(dict.fromkeys(column for _, column in grouped))
     rows = dict.fromkeys(row for row, _ in grouped)
     yield from table(
@@ -80,12 +79,8 @@ def _cell(records: Sequence[Record]) -> str:
 def _failures(failed: Sequence[Record]) -> Iterator[str]:
     yield from ("", "## Failed", "")
     for record in failed:
-        why = record.get("message") or _why_wrong(record)
+        why = record.get("message") or "; ".join(filter(None, map(_wrong, record["checks"])))
         yield f"- `{record['line']}`: {why.splitlines()[0]}"
-
-
-def _why_wrong(record: Record) -> str:
-    return "; ".join(filter(None, map(_wrong, record["checks"])))
 
 
 def _wrong(check: Record) -> str | None:

@@ -82,7 +82,7 @@ class Attention(AttentionKnobs):
         width = lanes(kernel, target)
         heads, block = Heads.of(kernel, width), self.vectors * self.tiles * width
         blocks = -(-heads.rows // block)
-        waste = blocks * block / heads.rows
+        waste = heads.waste(block)
         tasks = heads.groups * blocks
         waste *= -(-tasks // target.threads) * target.threads / tasks
         moved = self.traffic(kernel, target)
@@ -151,8 +151,6 @@ class AttentionWriter(AttentionTiles):
     def _products(self, into: str, role: str, key: Index, queries: Value, rows: Sequence[Value]) -> None:
         b, vectors = self.b, self.knobs.vectors
         sums = Sums(b, len(rows), vectors)
-        for row in range(len(rows)):
-            self._set(sums, row, [b.number(0.0)] * vectors)
 
         def operands(first: Index) -> Operands:
             def vector(step: int) -> list[Value]:
@@ -164,10 +162,6 @@ class AttentionWriter(AttentionTiles):
         for row, values in enumerate(sums.values()):
             for each, value in enumerate(values):
                 b.store(value, self.room(into, (key + row) * self.width + each * self.lanes))
-
-    def _set(self, sums: Sums, row: int, values: Sequence[Value]) -> None:
-        with sums.open() as held:
-            held[row] = list(values)
 
     def _at(self, begin: Value, index: Index, vector: int) -> Value:
         return self.b.load(self.b.at(begin, index + vector * self.lanes))
@@ -196,10 +190,6 @@ class AttentionWriter(AttentionTiles):
                 ]
                 for row in range(rows)
             ]
-            for row, line in enumerate(places):
-                held = [b.load(at) for at in line]
-                scaled = [x * by for x, by in zip(held, factors, strict=True)] if factors else held
-                self._set(sums, row, scaled)
 
             def operands(key: Index) -> Operands:
                 def vector(step: int) -> list[Value]:
@@ -212,8 +202,9 @@ class AttentionWriter(AttentionTiles):
 
             add_products(sums, count, operands)
             for line, made in zip(places, sums.values(), strict=True):
-                for at, value in zip(line, made, strict=True):
-                    b.store(value, at)
+                for each, (at, value) in enumerate(zip(line, made, strict=True)):
+                    before = b.load(at)
+                    b.store(b.fma(before, factors[each], value) if factors else before + value, at)
 
         pieces(b, size, self.sums, features, name="feature")
 
@@ -228,9 +219,7 @@ class AttentionWriter(AttentionTiles):
         found = [each.get() for each in larger]
         base = [b.select(b.compare("oeq", top, -inf), 0.0, top) for top in found]
         factors = [exp_below(b, top - low) for top, low in zip(tops, base, strict=True)]
-        totals = [
-            b.variable(b.vector, self._at(self.rooms["total"], row, each) * factors[each]) for each in vectors
-        ]
+        totals = [b.variable(b.vector, b.number(0.0)) for _ in vectors]
 
         def exponentials(key: Index, keys: int) -> None:
             for number in range(keys):
@@ -243,7 +232,8 @@ class AttentionWriter(AttentionTiles):
         batches(b, 0, count, UNROLL, exponentials)
         for each in vectors:
             b.store(found[each], self.room("top", row + each * self.lanes))
-            b.store(totals[each].get(), self.room("total", row + each * self.lanes))
+            total = b.fma(self._at(self.rooms["total"], row, each), factors[each], totals[each].get())
+            b.store(total, self.room("total", row + each * self.lanes))
         return factors
 
     def _maxima(self, task: Task, row: Value, first: Value, count: Index, larger: Sequence[Variable]) -> None:

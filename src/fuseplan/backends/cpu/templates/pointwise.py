@@ -13,6 +13,7 @@ from fuseplan.backends.cpu.elementwise import Elementwise, Place, finish
 from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.ir import Index, Value
 from fuseplan.backends.cpu.ir_text import I64
+from fuseplan.backends.cpu.lookup import read_src
 from fuseplan.backends.cpu.loops import (
     STREAMED_RUN,
     by_length,
@@ -366,7 +367,7 @@ class _Writer:
         for node, room in rooms.items():
             self.stages.keep(node, place, b.load(b.at(room, i - line.origin)), known)
         step = self.path.run.src
-        x = storage.read_at(b, self.kernel.src.dtype, self.src, line.src + i * step, count, step)
+        x = read_src(self.frame, line.src + i * step, count, step)
         finish(self.frame, self.stages, x, place, known, stream=stream)
 
     def _parts(self, line: _Line, i: Index, count: int) -> None:

@@ -12,6 +12,7 @@ from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.ir import Index, Value
 from fuseplan.backends.cpu.ir_text import I64
 from fuseplan.backends.cpu.lanes import lane, lane_numbers, places_from
+from fuseplan.backends.cpu.lookup import read_src
 from fuseplan.backends.cpu.loops import unaligned
 from fuseplan.backends.cpu.templates.reduction_loops import Loops, Offsets, Unit
 from fuseplan.backends.lattice import KEPT
@@ -187,6 +188,9 @@ class Spots:
     def _read(self, name: str, offset: Index, count: int) -> Value:
         """The lanes of a tensor; one element for all of them where it does not have the run's axis."""
         b, dtype, pointer, step = self.b, self._dtypes[name], self._pointers[name], self._steps[name]
+        if name == "src" and self.kernel.lookup:
+            made = read_src(self.frame, offset, count if step else 1, step)
+            return made if step else b.splat(lane(b, made, 0))
         if step == 0 or name in self.lattice.uneven:
             where = b.at(pointer, offset, storage.element_type(dtype))
             return b.splat(storage.read_one(b, dtype, where))

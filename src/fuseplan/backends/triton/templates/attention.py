@@ -10,13 +10,8 @@ from typing import ClassVar
 from fuseplan.backends.attending import Heads
 from fuseplan.backends.triton import model
 from fuseplan.backends.triton.index import ceil_div
-from fuseplan.backends.triton.templates.attention_writer import (
-    FEW,
-    LEAST,
-    AttentionKnobs,
-    AttentionWriter,
-    pieces,
-)
+from fuseplan.backends.triton.templates.attention_rows import LEAST, AttentionKnobs, padded
+from fuseplan.backends.triton.templates.attention_writer import FEW, AttentionWriter
 from fuseplan.kernels.emit import COUNTER_BYTES, Source
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.target import Target
@@ -80,7 +75,7 @@ class GpuAttention(AttentionKnobs):
     @classmethod
     def _made(cls, kernel: Kernel, target: Target) -> Iterator[GpuAttention]:
         made = kernel.attention
-        size = max(sum(pieces(made.size)), sum(pieces(made.features)))
+        size = max(padded(made.size), padded(made.features))
         listed = next(tiles for most, tiles in TILES.items() if size <= most)
         heads = Heads(made, FEW)
         for rows, keys, warps, stages in SINGLE if kernel.src.dtype == "f32" else listed:
@@ -101,7 +96,7 @@ class GpuAttention(AttentionKnobs):
     def shared_bytes(self, kernel: Kernel) -> int:
         """Of the tiles whose loads are under way, and of the queries."""
         made, item = kernel.attention, kernel.src.itemsize
-        size, features = sum(pieces(made.size)), sum(pieces(made.features))
+        size, features = padded(made.size), padded(made.features)
         return item * (self.stages * self.keys * (size + features) + self.rows * size)
 
     def traffic(self, kernel: Kernel, target: Target) -> Traffic:
@@ -109,21 +104,27 @@ class GpuAttention(AttentionKnobs):
         return moved_once(kernel, sums)
 
     def seconds(self, kernel: Kernel, target: Target) -> float:
-        made, heads, rates = kernel.attention, Heads(kernel.attention, FEW), model.rates(target)
+        made, rates = kernel.attention, model.rates(target)
+        programs, pairs, products = self._work(kernel)
+        rate = rates.single / 2 if kernel.src.dtype == "f32" else rates.half * REACHED[self.rows]
+        scale = rates.half / model.RATES["sm_90"].half
+        # Programs read the keys of a head again from the second cache, at about thrice the memory's rate.
+        again = pairs / self.rows * (made.size + made.features) * kernel.src.itemsize / (3 * rates.memory)
+        used = model.fill(programs, target.processors)
+        seconds = max(products / rate + pairs / (EXPONENTIALS * scale), again) / used
+        meeting = 2e-6 if self.parts > 1 else 0.0
+        return round(max(seconds, model.seconds(target, self.traffic(kernel, target))) + meeting, 9)
+
+    def _work(self, kernel: Kernel) -> tuple[int, float, float]:
+        """Programs, scores that they compute in whole blocks, and operations of the products."""
+        made, heads = kernel.attention, Heads(kernel.attention, FEW)
         tiles = ceil_div(heads.rows, self.rows)
         rows = self.rows // heads.members if heads.members > 1 else self.rows
         spans = [made.seen(first * rows, rows) for first in range(tiles)]
         steps = sum(ceil_div(end - begin, self.keys) + (self.parts - 1) for begin, end in spans)
         pairs = heads.groups * steps * self.rows * self.keys
-        products = 2 * pairs * (sum(pieces(made.size)) + sum(pieces(made.features)))
-        rate = rates.single / 2 if kernel.src.dtype == "f32" else rates.half * REACHED[self.rows]
-        scale = rates.half / model.RATES["sm_90"].half
-        # Programs read the keys of a head again from the second cache, at about thrice the memory's rate.
-        again = pairs // self.rows * (made.size + made.features) * kernel.src.itemsize / (3 * rates.memory)
-        used = model.fill(tiles * heads.groups * self.parts, target.processors)
-        seconds = max(products / rate + pairs / (EXPONENTIALS * scale), again) / used
-        meeting = 2e-6 if self.parts > 1 else 0.0
-        return round(max(seconds, model.seconds(target, self.traffic(kernel, target))) + meeting, 9)
+        products = 2 * pairs * (padded(made.size) + padded(made.features))
+        return tiles * heads.groups * self.parts, pairs, products
 
     @staticmethod
     def bound(kernel: Kernel) -> float:

@@ -8,11 +8,10 @@ from math import log2
 from typing import ClassVar
 
 from fuseplan.backends.attending import Heads
-from fuseplan.backends.triton import model
 from fuseplan.backends.triton.index import ceil_div
-from fuseplan.backends.triton.templates.attention import EXPONENTIALS, REACHED, GpuAttention
+from fuseplan.backends.triton.templates.attention import GpuAttention
 from fuseplan.backends.triton.templates.attention_gradient_writer import GradientWriter
-from fuseplan.backends.triton.templates.attention_writer import pieces
+from fuseplan.backends.triton.templates.attention_rows import padded
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.target import Target
@@ -32,12 +31,8 @@ BY_KEY = {
     128: ((128, 64, 8, 2), (128, 32, 8, 2), (64, 64, 8, 2), (64, 32, 4, 2), (16, 32, 4, 2)),
     256: ((64, 32, 8, 2), (16, 32, 4, 1)),
 }
-FULL = (
-    128,
-    64,
-    8,
-    2,
-)  # of keys: 255 registers for 128 elements, if nothing is between product and exponential
+# Of keys: 255 registers for 128 elements, if nothing is between product and exponential.
+FULL = (128, 64, 8, 2)
 SINGLE = ((32, 32, 8, 1), (16, 16, 4, 1))  # of f32: products without tensor cores
 
 
@@ -61,7 +56,7 @@ class GpuAttentionGradient(GpuAttention):
     @classmethod
     def _made(cls, kernel: Kernel, target: Target) -> Iterator[GpuAttention]:
         made, heads = kernel.attention, Heads.of(kernel, 0)
-        size = max(sum(pieces(made.size)), sum(pieces(made.features)))
+        size = max(padded(made.size), padded(made.features))
         tiles = BY_KEY if heads.by == "key" else BY_QUERY
         listed = next(each for most, each in tiles.items() if size <= most)
         listed = SINGLE if kernel.src.dtype == "f32" else listed
@@ -76,24 +71,18 @@ class GpuAttentionGradient(GpuAttention):
     def shared_bytes(self, kernel: Kernel) -> int:
         """Of the blocks whose loads are under way, of the tile's rows, and of weights and slopes."""
         made, item = kernel.attention, kernel.src.itemsize
-        row = sum(pieces(made.size)) + sum(pieces(made.features))
+        row = padded(made.size) + padded(made.features)
         return item * (row * (self.stages * self.keys + self.rows) + 2 * self.rows * self.keys)
 
     def traffic(self, kernel: Kernel, target: Target) -> Traffic:
         return moved_once(kernel)
 
-    def seconds(self, kernel: Kernel, target: Target) -> float:
-        made, heads, rates = kernel.attention, Heads.of(kernel, 0), model.rates(target)
+    def _work(self, kernel: Kernel) -> tuple[int, float, float]:
+        made, heads = kernel.attention, Heads.of(kernel, 0)
         tiles = ceil_div(heads.rows, self.rows)
         # The pairs that places allow, in whole blocks: about half a block more at each edge of a band.
         pairs = made.pairs * (tiles * self.rows / heads.rows) * (1 + self.keys / (2 * heads.others))
-        rate = rates.single / 2 if kernel.src.dtype == "f32" else rates.half * REACHED[self.rows]
-        products = kernel.flops / max(1, made.pairs) * pairs / rate
-        scale = rates.half / model.RATES["sm_90"].half
-        again = pairs / self.rows * (made.size + made.features) * kernel.src.itemsize / (3 * rates.memory)
-        used = model.fill(tiles * heads.groups, target.processors)
-        seconds = max(products + pairs / (EXPONENTIALS * scale), again) / used
-        return round(max(seconds, model.seconds(target, self.traffic(kernel, target))), 9)
+        return tiles * heads.groups, pairs, kernel.flops / max(1, made.pairs) * pairs
 
     @staticmethod
     def bound(kernel: Kernel) -> float:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 
 from fuseplan.backends.attending import SIDES
-from fuseplan.backends.triton.elementwise import Place, argument
+from fuseplan.backends.triton.elementwise import argument
 from fuseplan.backends.triton.index import (
     ACROSS,
     ALL,
@@ -24,76 +24,32 @@ from fuseplan.backends.triton.index import (
     number,
     total,
 )
-from fuseplan.backends.triton.shell import Shell
 from fuseplan.backends.triton.storage import named
-from fuseplan.backends.triton.templates.attention_scores import LOG2_E, NOTHING, Scores
-from fuseplan.backends.triton.templates.attention_writer import AttentionKnobs, Piece, pieces_of
-from fuseplan.kernels.emit import Slot, Source
+from fuseplan.backends.triton.templates.attention_rows import AttentionKnobs, Pieces, Rows
+from fuseplan.backends.triton.templates.attention_scores import LOG2_E, NOTHING
+from fuseplan.kernels.emit import Slot
 from fuseplan.kernels.kernel import Kernel
-from fuseplan.language.layouts import image_strides
 from fuseplan.scalar import fold
 
-Strides = tuple[int, ...]
-Tile = list[tuple[str, Piece]]  # the names of a tile's pieces
 
-
-class GradientWriter(Scores):
+class GradientWriter(Rows):
     """Writes one kernel; `query` are the rows of a tile, which may be keys."""
 
     def __init__(self, knobs: AttentionKnobs, kernel: Kernel, title: str) -> None:
-        super().__init__(kernel, 0, knobs.rows, knobs.keys)
-        self.knobs, self.title = knobs, title
+        super().__init__(knobs, kernel, title, 0)
         self.is_key = self.heads.by == "key"
         # The tensors whose rows a tile has, and those whose rows it meets.
         self.own, self.across = SIDES[self.heads.by]
         reach = max(kernel.src.span, kernel.dst.span, *(each.size for each in self.beside.values()))
         self.is_wide = 2 * reach >= WIDE
-        self.exact = ', input_precision="ieee"' if kernel.src.dtype == "f32" else ""
 
-    def source(self) -> Source:
-        """The whole kernel."""
-        slots = (
-            Slot("src"),
-            *(Slot("operand", each.key) for each in self.beside.values()),
-            *self.epilogue.slots,
-            Slot("dst"),
-            *(Slot("result", each.key) for each in self.kernel.results),
-        )
-        shell = Shell(self.kernel, self.title, self.text, slots, entry="attention_gradient")
-        with shell.body():
-            self._tile()
-            self._loops()
-            self._finish()
-        options = (("num_warps", self.knobs.warps), ("num_stages", self.knobs.stages))
-        return shell.source(self.heads.groups * self.tiles, options)
+    def write_body(self) -> None:
+        self._tile()
+        self._loops()
+        self._finish()
 
-    # ---- where tensors lie
-
-    def _lying(self, role: str) -> tuple[str, Strides, int]:
-        """The pointer of a tensor of rows, its strides by image, head, row and element, and a row's size."""
-        if role == "query":
-            n, c, h, s = self.kernel.src.element_strides
-            return "src", (n, h, s, c), self.made.size
-        return self.pointer(role), self.beside[role].strides, self.beside[role].shape[-1]
-
-    def _rows(self, role: str, name: str, head: Index, row: Index, exists: Mask) -> Tile:
-        """Loads rows of a tensor, in pieces."""
-        text, (pointer, (n, h, s, c), size) = self.text, self._lying(role)
-        begin = self.batch * n + head * h + row.wide(self.is_wide) * s
-        begin = text.index(f"{name}_row", begin).at(DOWN)
-        tile: Tile = []
-        for piece in pieces_of(size, self.is_wide):
-            mask = text.both(exists.at(DOWN) & piece.exists.at(ACROSS))
-            where = begin + (piece.at * c).at(ACROSS)
-            tile.append((text.let(name, f"tl.load({pointer} + {where}{mask.guard()})"), piece))
-        return tile
-
-    def _sums(self, name: str, size: int) -> Tile:
-        rows = self.knobs.rows
-        return [
-            (self.text.let(name, f"tl.zeros([{rows}, {piece.size}], tl.float32)"), piece)
-            for piece in pieces_of(size, self.is_wide)
-        ]
+    def joined(self, mask: Mask) -> Mask:
+        return self.text.both(mask)
 
     def _statistics(self, head: Index, query: Index, exists: Mask, axes: str) -> None:
         """Of queries: the logarithms of the sums in units of log2, and delta, as an axis of the scores."""
@@ -114,19 +70,18 @@ class GradientWriter(Scores):
         self.head = self.place_tile(tile, program // self.tiles).wide(self.is_wide)
         self.query = text.index("row", self.tile * self.rows + arange(self.rows))
         self.has_row = self.met = text.mask("has_row", self.query < heads.rows)
-        self.limit = as_index(heads.others)
-        if made.is_padded:
-            length = f"tl.load({self.pointer('lengths')} + {self.batch})"
-            text.line(f"length = tl.minimum(tl.maximum({length}, 0), {made.keys})")
-            if self.is_key:
-                self.met = text.mask("has_key", condition(f"({self.query} < length)"))
-            else:
-                self.limit = Index("length", 0, made.keys)
-        self.tensors = [self._rows(role, role, self.head, self.query, self.met) for role in self.own]
+        length = self.length()
+        self.limit = as_index(heads.others) if self.is_key else length
+        if self.is_key and made.is_padded:
+            self.met = text.mask("has_key", condition(f"({self.query} < {length})"))
+        self.factors = [self._rows(role, self.head, self.query, self.met) for role in self.own]
         if not self.is_key:
             self._statistics(self.head, self.query, self.has_row, DOWN)
         sizes = (made.size, made.features) if self.is_key else (made.size,)
-        self.sums = [self._sums("made", size) for size in sizes]
+        self.sums = [self.zeros("made", size) for size in sizes]
+
+    def _rows(self, role: str, head: Index, row: Index, exists: Mask) -> Pieces:
+        return self.load(role, role, f"{role}_row", head, row, exists)
 
     # ---- the others
 
@@ -145,11 +100,11 @@ class GradientWriter(Scores):
         text, made = self.text, self.made
         other = text.index("other", Index("start", 0, self.heads.others) + arange(self.keys))
         exists = text.mask("has_other", self.has_key(other, self.limit))
-        first, second = (self._rows(role, role, head, other, exists) for role in self.across)
+        first, second = (self._rows(role, head, other, exists) for role in self.across)
         if self.is_key:
             self._statistics(head, other, exists, ACROSS)
-        self._product("scores", self.tensors[0], first)
-        self._product("products", self.tensors[1], second)
+        self._product("scores", self.factors[0], first)
+        self._product("products", self.factors[1], second)
         steepness = fold(made.slope, {"x": "scores"}, self.table) if made.softcap else ""
         self.scale()
         self._beside(head, other, exists)
@@ -161,13 +116,13 @@ class GradientWriter(Scores):
         for factor, others, sums in zip(("slopes", "weights"), (first, second), self.sums, strict=False):
             self._add(factor, others, sums)
 
-    def _product(self, name: str, own: Tile, others: Tile) -> None:
+    def _product(self, name: str, own: Pieces, others: Pieces) -> None:
         """The products of the tile's rows with the others."""
         for place, ((row, _), (other, _)) in enumerate(zip(own, others, strict=True)):
             more = f", {name}" if place else ""
             self.text.line(f"{name} = tl.dot({row}, tl.trans({other}){more}{self.exact})")
 
-    def _add(self, factor: str, others: Tile, sums: Tile) -> None:
+    def _add(self, factor: str, others: Pieces, sums: Pieces) -> None:
         """Adds the others, each times its factor."""
         factor = factor if self.exact else f"{factor}.to({named(self.kernel.src.dtype)})"
         for (other, _), (made, _) in zip(others, sums, strict=True):
@@ -196,19 +151,9 @@ class GradientWriter(Scores):
 
     def _finish(self) -> None:
         """dst, through the epilogue, and the gradient of value; keys behind a length have none."""
-        n, c, h, s = self.kernel.dst.element_strides
-        inner = image_strides(self.kernel.dst.shape, (n, c, h, s))
+        scaled = "" if self.made.softcap else f" * {self.made.scale!r}"
+        self.store(self.sums[0], lambda name: self._met(f"{name}{scaled}"))
         row = self.query.wide(self.is_wide)
-        begin = self.text.index("dst_row", self.batch * n + self.head * h + row * s).at(DOWN)
-        within = (self.head * inner[2] + row * inner[3]).at(DOWN)
-        for name, piece in self.sums[0]:
-            ends = piece.exists.at(ACROSS)
-            mask = self.text.both(self.has_row.at(DOWN) & ends)
-            element = begin + (piece.at * c).at(ACROSS)
-            inside = within + (piece.at * inner[1]).at(ACROSS)
-            place = Place(f"({element})", str(piece.at.at(ACROSS)), f"({inside})", str(mask), str(ends))
-            scaled = name if self.made.softcap else f"{name} * {self.made.scale!r}"
-            self.epilogue.store(self._met(scaled), place)
         for each in self.kernel.results:
             n, h, s, c = each.strides
             begin = self.text.index("result_row", self.batch * n + self.head * h + row * s).at(DOWN)

@@ -24,7 +24,7 @@ from fuseplan.backends.triton.index import (
     condition,
     number,
 )
-from fuseplan.backends.triton.text import Text
+from fuseplan.backends.triton.shell import Writer
 from fuseplan.kernels.emit import Slot
 from fuseplan.kernels.kernel import Kernel
 
@@ -32,11 +32,12 @@ LOG2_E = log2(2.718281828459045)
 NOTHING = 'float("-inf")'
 
 
-class Scores:
+class Scores(Writer):
     """Writes parts of one kernel.
 
     Args:
         kernel: what is computed.
+        title: the template's text.
         few: of fewer queries, the heads that read the same keys are rows of one tile.
         rows, keys: of a tile, and of a block.
         namespace: what the text calls the language: `tl` or `gl`.
@@ -49,9 +50,12 @@ class Scores:
         places: of the tile's first and last query, among the keys.
     """
 
-    def __init__(self, kernel: Kernel, few: int, rows: int, keys: int, namespace: str = "tl") -> None:
-        self.kernel, self.made, self.text = kernel, kernel.attention, Text()
-        self.heads, self.rows, self.keys, self.namespace = Heads.of(kernel, few), rows, keys, namespace
+    def __init__(
+        self, kernel: Kernel, title: str, few: int, rows: int, keys: int, namespace: str = "tl"
+    ) -> None:
+        super().__init__(kernel, title)
+        self.made, self.heads = kernel.attention, Heads.of(kernel, few)
+        self.rows, self.keys, self.namespace = rows, keys, namespace
         self.tiles = ceil_div(self.heads.rows, rows)
         self.epilogue = Elementwise(kernel, "epilogue", self.text, namespace=namespace)
         self.table = dialect.table(self.text, namespace, kernel.src.dtype, kernel.compute_dtype)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from fuseplan.backends.triton.elementwise import Place
 from fuseplan.backends.triton.index import (
     ACROSS,
     DOWN,
@@ -13,63 +10,21 @@ from fuseplan.backends.triton.index import (
     Index,
     Mask,
     arange,
-    as_index,
     ceil_div,
     number,
-    power_of_two,
     total,
 )
-from fuseplan.backends.triton.shell import Shell, of_launch, programs_of
+from fuseplan.backends.triton.shell import of_launch
 from fuseplan.backends.triton.storage import named
-from fuseplan.backends.triton.template import GpuTemplate
-from fuseplan.backends.triton.templates.attention_scores import LOG2_E, NOTHING, Scores
-from fuseplan.kernels.emit import COUNTER_BYTES, Slot, Source
+from fuseplan.backends.triton.templates.attention_rows import AttentionKnobs, Rows, padded
+from fuseplan.backends.triton.templates.attention_scores import LOG2_E, NOTHING
+from fuseplan.kernels.emit import COUNTER_BYTES
 from fuseplan.kernels.kernel import Kernel, KernelOperand
-from fuseplan.language.layouts import image_strides
 
-LEAST = 16  # the smallest extent of a product's factor
 FEW = 64  # queries: of fewer, the heads that read the same keys are rows of one tile
 
 
-@dataclass(frozen=True)
-class AttentionKnobs(GpuTemplate):
-    """The fields of `GpuAttention`, which says what they mean."""
-
-    rows: int
-    keys: int
-    parts: int
-    warps: int
-    stages: int
-
-
-def pieces(size: int) -> tuple[int, ...]:
-    """Powers of two that hold a row together: 96 as 64 and 32, where one would be padded to 128."""
-    whole = power_of_two(max(size, LEAST))
-    first = whole // 2
-    rest = power_of_two(max(size - first, LEAST))
-    return (whole,) if first < LEAST or rest >= first or first + rest >= whole else (first, rest)
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Elements of a row that one product takes: their numbers, and which of them there are."""
-
-    at: Index
-    exists: Mask
-    size: int
-
-
-def pieces_of(size: int, is_wide: bool) -> list[Piece]:
-    """The pieces of a row."""
-    found, start = list[Piece](), 0
-    for width in pieces(size):
-        at = start + arange(width).wide(is_wide)
-        found.append(Piece(at, at < size, width))
-        start += width
-    return found
-
-
-class AttentionWriter(Scores):
+class AttentionWriter(Rows):
     """Writes one kernel.
 
     Attributes:
@@ -77,40 +32,23 @@ class AttentionWriter(Scores):
     """
 
     def __init__(self, knobs: AttentionKnobs, kernel: Kernel, title: str) -> None:
-        super().__init__(kernel, FEW, knobs.rows, knobs.keys)
-        self.knobs, self.title = knobs, title
+        super().__init__(knobs, kernel, title, FEW)
         spans = [kernel.src.span, kernel.dst.span, *(each.size for each in self.beside.values())]
         reach = max(spans) + knobs.rows * kernel.src.span // self.made.queries
-        self.is_wide = kernel.open_axis is not None or reach >= WIDE
-        self.exact = ', input_precision="ieee"' if kernel.src.dtype == "f32" else ""
+        self.is_wide = self.is_open or reach >= WIDE
         # Numbers of one part: each row's largest score, sum, and sums of features.
-        self._share = knobs.rows * (2 + sum(pieces(self.made.features)))
+        self._share = knobs.rows * (2 + padded(self.made.features))
         sums = 4 * self.tiles * self.heads.groups * knobs.parts * self._share
         self.workspace_bytes = COUNTER_BYTES + sums if knobs.parts > 1 else 0
 
-    def source(self) -> Source:
-        """The whole kernel."""
-        slots = (
-            Slot("src"),
-            *(Slot("operand", each.key) for each in self.beside.values()),
-            *self.epilogue.slots,
-            Slot("dst"),
-            *(Slot("result", each.key) for each in self.kernel.results),
-            *((Slot("workspace"),) if self.knobs.parts > 1 else ()),
-            *((Slot("extent"),) if self.kernel.open_axis is not None else ()),
-        )
-        shell = Shell(self.kernel, self.title, self.text, slots, entry="attention")
-        with shell.body():
-            self._tile()
-            self._queries()
-            self._loops()
-            if self.knobs.parts > 1:
-                self._meet()
-            else:
-                self._finish()
-        options = (("num_warps", self.knobs.warps), ("num_stages", self.knobs.stages))
-        programs = programs_of(self.kernel, self.heads.groups, 1, self.tiles)
-        return shell.source(programs, options, workspace_bytes=self.workspace_bytes, parts=self.knobs.parts)
+    def write_body(self) -> None:
+        self._tile()
+        self._queries()
+        self._loops()
+        if self.knobs.parts > 1:
+            self._meet()
+        else:
+            self._finish()
 
     # ---- where the tile lies
 
@@ -129,21 +67,10 @@ class AttentionWriter(Scores):
         self.head = text.index("heads" if heads.members > 1 else "head", head.wide(self.is_wide))
 
     def _queries(self) -> None:
-        text, src = self.text, self.kernel.src
-        b, d, h, s = src.element_strides
-        row = self.batch * b + self.head * h + self.query.wide(self.is_wide) * s
-        row = text.index("src_row", row).at(DOWN)
-        self.parts = []
-        for piece in pieces_of(self.made.size, self.is_wide):
-            mask = self.has_row.at(DOWN) & piece.exists.at(ACROSS)
-            where = row + (piece.at * d).at(ACROSS)
-            self.parts.append((text.let("queries", f"tl.load(src + {where}{mask.guard()})"), piece))
-        text.line(f"top = tl.full([{self.knobs.rows}], {NOTHING}, tl.float32)")
-        text.line(f"sums = tl.zeros([{self.knobs.rows}], tl.float32)")
-        self.results = []
-        for piece in pieces_of(self.made.features, self.is_wide):
-            zeros = f"tl.zeros([{self.knobs.rows}, {piece.size}], tl.float32)"
-            self.results.append((text.let("made", zeros), piece))
+        self.queries = self.load("query", "queries", "src_row", self.head, self.query, self.has_row)
+        self.text.line(f"top = tl.full([{self.rows}], {NOTHING}, tl.float32)")
+        self.text.line(f"sums = tl.zeros([{self.rows}], tl.float32)")
+        self.results = self.zeros("made", self.made.features)
 
     # ---- the keys
 
@@ -152,12 +79,8 @@ class AttentionWriter(Scores):
 
         It is one loop: of two, ptxas makes the products wait for one another.
         """
-        text, made, keys, parts = self.text, self.made, self.knobs.keys, self.knobs.parts
-        limit = as_index(made.keys)
-        if made.is_padded:
-            length = f"tl.load({self.pointer('lengths')} + {self.batch})"
-            text.line(f"length = tl.minimum(tl.maximum({length}, 0), {made.keys})")
-            limit = Index("length", 0, made.keys)
+        text, keys, parts = self.text, self.keys, self.knobs.parts
+        limit = self.length()
         low, high, begin, end = self.seen(limit)
         low, high = text.index("low", low), text.index("high", self.most(high, 0))
         if parts > 1:
@@ -184,8 +107,8 @@ class AttentionWriter(Scores):
         text, made, keys = self.text, self.made, self.knobs.keys
         key = text.index("key", Index("start", 0, made.keys) + arange(keys))
         has_key = text.mask("has_key", self.has_key(key, limit))
-        at, size = self._rows_of("key", key)
-        for place, (query, piece) in enumerate(self.parts):
+        at, size = self.begin("key", "key_row", self.key_head, key)
+        for place, (query, piece) in enumerate(self.queries):
             mask = has_key.at(ACROSS) & piece.exists.at(DOWN)
             where = at.at(ACROSS) + (piece.at * size).at(DOWN)
             text.line(f"k = tl.load({self.pointer('key')} + {where}{mask.guard()})")
@@ -194,7 +117,7 @@ class AttentionWriter(Scores):
         self.hide(key, has_key, begin, end)
         self.weigh()
         factor = "weights" if self.exact else f"weights.to({named(self.kernel.src.dtype)})"
-        at, size = self._rows_of("value", key)
+        at, size = self.begin("value", "value_row", self.key_head, key)
         for result, piece in self.results:
             mask = has_key.at(DOWN) & piece.exists.at(ACROSS)
             where = at.at(DOWN) + (piece.at * size).at(ACROSS)
@@ -213,12 +136,6 @@ class AttentionWriter(Scores):
             where, mask = self._spread("mask", key, exists)
             text.line(f"seen = tl.load({where}{mask.guard('0')})")
             text.line(f"scores = tl.where(seen != 0, scores, {NOTHING})")
-
-    def _rows_of(self, role: str, key: Index) -> tuple[Index, int]:
-        """Where the rows of key or value begin, and from one of their elements to the next."""
-        b, h, t, step = self.beside[role].strides
-        at = self.batch * b + self.key_head * h + key.wide(self.is_wide) * t
-        return self.text.index(f"{role}_row", at), step
 
     def _spread(self, role: str, key: Index, exists: Mask) -> tuple[str, Mask]:
         """The addresses of a tensor with some axes of the scores, and which of them there are."""
@@ -275,21 +192,6 @@ class AttentionWriter(Scores):
 
     def _finish(self) -> None:
         """The results, divided by the sums, through the epilogue; and the logarithms of the sums."""
-        text, dst = self.text, self.kernel.dst
-        text.line("divisor = tl.where(sums == 0, 1.0, sums)")
-        steps = dst.element_strides
-        inner = image_strides(dst.shape, steps)
-        places = (self.head, self.query.wide(self.is_wide))
-        row = self.batch * steps[0] + places[0] * steps[2] + places[1] * steps[3]
-        row = text.index("dst_row", row).at(DOWN)
-        within = (places[0] * inner[2] + places[1] * inner[3]).at(DOWN)
-        for result, piece in self.results:
-            made_of = text.let("result", f"{result} / divisor[:, None]")
-            ends = piece.exists.at(ACROSS)
-            mask = self.has_row.at(DOWN) & ends
-            element = row + (piece.at * steps[1]).at(ACROSS)
-            inside = within + (piece.at * inner[1]).at(ACROSS)
-            channel = str(piece.at.at(ACROSS))
-            place = Place(f"({element})", channel, f"({inside})", str(mask), str(ends))
-            self.epilogue.store(made_of, place)
+        self.text.line("divisor = tl.where(sums == 0, 1.0, sums)")
+        self.store(self.results, lambda name: self.text.let("result", f"{name} / divisor[:, None]"))
         self.store_sums(self.has_row)

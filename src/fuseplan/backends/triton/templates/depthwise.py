@@ -92,11 +92,11 @@ class GpuDepthwise(DepthwiseKnobs, GpuTemplate):
         held = max(1, min(65536 // (32 * self._registers(writer)), 64)) // self.warps * self.warps
         asked = held * 32 * self.vector * kernel.src.itemsize * self.span * writer.stride[2] * self.ahead
         places = max(1, target.processors) * max(1, held // self.warps)
-        used = model.fill(writer.programs, places) if writer.programs < 4 * places else 1.0
+        used = model.fill(writer.count, places) if writer.count < 4 * places else 1.0
         moving = model.seconds(target, self.traffic(kernel, target), used=used * min(1.0, asked / _UNDER_WAY))
         reach = (writer.kernel_size[1] - 1) * writer.dilation[1] + 1 - writer.stride[1]
         again = max(0, reach) / (self.rows * writer.stride[1]) * kernel.src.nbytes / _L2_BYTES
-        steps = self._instructions(writer) * writer.programs * self.warps
+        steps = self._instructions(writer) * writer.count * self.warps
         issuing = steps / (4 * max(1, target.processors) * _CLOCK)
         return _MEASURED * max(moving + again, model.LAUNCH_SECONDS + issuing)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import isfinite, prod
@@ -10,10 +10,9 @@ from math import isfinite, prod
 from fuseplan.backends.triton.dialect import table
 from fuseplan.backends.triton.elementwise import Elementwise, Known, Place, argument
 from fuseplan.backends.triton.index import ACROSS, DOWN, WIDE, Index, Mask, arange, as_index, number, total
-from fuseplan.backends.triton.shell import Shell, of_launch, programs_of
+from fuseplan.backends.triton.shell import Writer, of_launch, programs_of
 from fuseplan.backends.triton.storage import named
-from fuseplan.backends.triton.text import Text
-from fuseplan.kernels.emit import Slot, Source
+from fuseplan.kernels.emit import Slot
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.system.locks import cached_property
 
@@ -43,18 +42,19 @@ def _three(values: tuple[int, ...], fill: int) -> tuple[int, int, int]:
     return d, h, w
 
 
-class DepthwiseWriter:
+class DepthwiseWriter(Writer):
     """Writes one kernel.
 
     Attributes:
         blocks: how many blocks of features, columns and rows a plane (one depth of an image) has.
         planes: of all images.
-        programs: one for each block of each plane.
+        count: of programs: one for each block of each plane.
         reads: columns of src, from the first one's, that a thread's outputs read.
     """
 
     def __init__(self, knobs: DepthwiseKnobs, kernel: Kernel, title: str) -> None:
-        self.knobs, self.kernel, self.title = knobs, kernel, title
+        super().__init__(kernel, title)
+        self.knobs, self.options = knobs, (("num_warps", knobs.warps), ("num_stages", 1))
         contraction = kernel.contraction
         self.last = kernel.dst.is_channels_last
         self.kernel_size = _three(contraction.kernel, 1)
@@ -68,35 +68,25 @@ class DepthwiseWriter:
         across = 1 if self.last else -(-features // knobs.features)
         self.blocks = across, -(-threads // knobs.columns), -(-height // knobs.rows)
         self.planes = contraction.batch * depth
-        self.programs = prod(self.blocks) * self.planes
+        self.count = prod(self.blocks) * self.planes
         taps = product(range(knobs.span), range(self.kernel_size[2]))
         self.reads = sorted({place * self.stride[2] + tap * self.dilation[2] for place, tap in taps})
         self.compute = named(kernel.compute_dtype)
         self.pool = contraction.pool
         self.fill = repr(contraction.fill) if isfinite(contraction.fill) else f'float("{contraction.fill}")'
-        self.text = Text()
         self.masks: dict[Mask, Mask] = {}  # by what they say: their names
         self.counts: dict[tuple[int, int], Index] = {}  # of taps, by axis and place: their names
         self.table = table(self.text, "tl", kernel.dst.dtype, kernel.compute_dtype)
         self.prologue = Elementwise(kernel, "prologue", self.text)
         self.epilogue = Elementwise(kernel, "epilogue", self.text)
+        weight = () if self.pool else (Slot("operand", kernel.weight.key),)
+        self.tensors = (Slot("src"), *weight, *self.prologue.slots, *self.epilogue.slots, Slot("dst"))
+        self.programs = programs_of(kernel, self.planes, 1, prod(self.blocks))
 
-    @property
-    def slots(self) -> tuple[Slot, ...]:
-        """The kernel's arguments."""
-        weight = () if self.pool else (Slot("operand", self.kernel.weight.key),)
-        extent = (Slot("extent"),) if self.kernel.open_axis is not None else ()
-        return (Slot("src"), *weight, *self.prologue.slots, *self.epilogue.slots, Slot("dst"), *extent)
-
-    def source(self) -> Source:
-        """The whole kernel."""
-        shell = Shell(self.kernel, self.title, self.text, self.slots)
-        with shell.body():
-            self._indices()
-            self._offsets()
-            self._rows()
-        programs = programs_of(self.kernel, self.planes, 1, prod(self.blocks))
-        return shell.source(programs, (("num_warps", self.knobs.warps), ("num_stages", 1)))
+    def write_body(self) -> None:
+        self._indices()
+        self._offsets()
+        self._rows()
 
     # ---- where the tile lies
 
@@ -104,10 +94,9 @@ class DepthwiseWriter:
         """Which elements of dst the program makes."""
         text, knobs, contraction = self.text, self.knobs, self.kernel.contraction
         features, columns, rows = self.blocks
-        is_open = self.kernel.open_axis is not None
-        is_wide = is_open or max(self.kernel.src.span, self.kernel.dst.span) >= WIDE
+        is_wide = self.is_open or max(self.kernel.src.span, self.kernel.dst.span) >= WIDE
         if is_wide:
-            large = "as large as these may be" if is_open else "this large"
+            large = "as large as these may be" if self.is_open else "this large"
             text.line(f"# offsets of a tensor {large} need 64 bits")
         programs = of_launch(self.kernel, self.planes) * prod(self.blocks)
         program = text.index("program", number("tl.program_id(0)", programs).wide(is_wide))
@@ -260,8 +249,8 @@ class DepthwiseWriter:
         mask = str(loaded.mask) or "True" * self._is_padded
         place = Place(str(loaded.element), str(self.channel), f"({inside})", mask, str(self.has_feature))
 
-        def write(x: str, place: Place, held: Mapping[str, str]) -> tuple[str, ...]:
-            made = self.prologue.apply(x, place, held)
+        def write(x: str, place: Place) -> tuple[str, ...]:
+            made = self.prologue.apply(x, place)
             chosen = f"tl.where({place.mask}, {made}, {self.fill})"
             return (self.text.let("x", chosen) if place.mask else made,)
 
@@ -273,10 +262,11 @@ class DepthwiseWriter:
         beside = place * self.dst_steps[1] + column * self.dst_steps[2]
         element, inside = self.dst_first + beside, self.dst_inside + beside
         mask = str(self._stored(place, column)) or "True" * self.is_masked
-        found = Place(str(element), str(self.feature), str(inside), mask, str(self.has_feature))
+        feature, has_feature = str(self.feature), str(self.has_feature)
+        found = Place(str(element), feature, str(inside), mask, has_feature, known=known)
 
-        def write(x: str, place: Place, held: Mapping[str, str]) -> tuple[str, ...]:
-            self.epilogue.store(x, place, held, known)
+        def write(x: str, place: Place) -> tuple[str, ...]:
+            self.epilogue.store(x, place)
             return ()
 
         self.epilogue.shared("finish", self._finished(total, place, column), found, write=write)

@@ -12,17 +12,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import gcd
 
-from fuseplan.backends.triton.elementwise import Place, argument
+from fuseplan.backends.triton.elementwise import Place
 from fuseplan.backends.triton.index import ACROSS, Index, as_index, ceil_div, number, power_of_two
-from fuseplan.backends.triton.shell import Shell, of_launch, programs_of
+from fuseplan.backends.triton.shell import of_launch, programs_of
 from fuseplan.backends.triton.storage import named
 from fuseplan.backends.triton.template import GpuTemplate
 from fuseplan.backends.triton.templates.attention_scores import NOTHING, Scores
 from fuseplan.backends.triton.templates.hopper_finishing import accumulator
-from fuseplan.backends.triton.templates.hopper_schedule import BARRIER_BYTES, advance, counted, ring
+from fuseplan.backends.triton.templates.hopper_schedule import (
+    BARRIER_BYTES,
+    IMPORTS,
+    advance,
+    counted,
+    ring,
+    specialized,
+)
 from fuseplan.backends.triton.templates.hopper_tiles import HALF, taken
-from fuseplan.backends.triton.templates.hopper_writer import IMPORTS, REGISTERS
-from fuseplan.kernels.emit import Slot, Source, TensorMap
+from fuseplan.kernels.emit import Slot, TensorMap
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.language.attend import Attend
 
@@ -99,41 +105,39 @@ class Lots:
 class HopperAttentionWriter(Scores):
     """Writes one kernel."""
 
+    language, imports = "gluon", IMPORTS
+    options = (("num_warps", 4),)
+
     def __init__(self, lots: Lots, kernel: Kernel, processors: int, title: str) -> None:
-        super().__init__(kernel, 0, lots.rows, lots.knobs.keys, "gl")
-        self.lots, self.knobs, self.title = lots, lots.knobs, title
-        self.is_open = kernel.open_axis is not None
+        super().__init__(kernel, title, 0, lots.rows, lots.knobs.keys, "gl")
+        self.lots, self.knobs = lots, lots.knobs
         self.total = of_launch(kernel, self.heads.groups) * lots.lots
         most = processors if self.knobs.persistent else 0
         self.programs = programs_of(kernel, self.heads.groups, 1, lots.lots, most)
         known = self.programs if isinstance(self.programs, int) else most
         self.grid: Index | int = known or self.total
+        self.leaving = "dst_tiles" if lots.holds_dst else "queries"  # where dst is on its way
+        self.tensors = (
+            Slot("src", map=self._map("src", OWN)),
+            *(Slot("operand", self.beside[each].key, self._map(each, self.keys)) for each in RINGS),
+            *self.epilogue.slots,
+            Slot("dst", map=self._map("dst", OWN)),
+            *(Slot("result", each.key) for each in kernel.results),
+        )
+        turns = ["order"] if self.knobs.in_turn else []
+        held = [*dict.fromkeys(("queries", "key_ring", "value_ring", self.leaving)), *BARRIERS, *turns]
+        self.names = ", ".join([*self.arguments, *held])
 
     def vector(self, count: int, lacking: int, of: str = "score_layout") -> Index:
         layout = f"gl.SliceLayout({lacking}, {of})"
         return Index(f"gl.arange(0, {count}, layout={layout})", 0, count - 1, is_vector=True)
 
-    def source(self) -> Source:
-        """The whole kernel."""
-        slots = (
-            Slot("src", map=self._map("src", OWN)),
-            *(Slot("operand", self.beside[each].key, self._map(each, self.keys)) for each in RINGS),
-            *self.epilogue.slots,
-            Slot("dst", map=self._map("dst", OWN)),
-            *(Slot("result", each.key) for each in self.kernel.results),
-            *((Slot("extent"),) if self.is_open else ()),
-        )
-        shell = Shell(self.kernel, self.title, self.text, slots, language="gluon", imports=IMPORTS)
-        turns = ["order"] if self.knobs.in_turn else []
-        self.leaving = "dst_tiles" if self.lots.holds_dst else "queries"  # where dst is on its way
-        held = [*dict.fromkeys(("queries", "key_ring", "value_ring", self.leaving)), *BARRIERS, *turns]
-        self.names = ", ".join([*map(argument, slots), *held])
+    def write_body(self) -> None:
         self._produce()
         self._consume()
-        with shell.body():
-            self._allocate()
-            self._divide()
-        return shell.source(self.programs, (("num_warps", 4),))
+        self._allocate()
+        given = [f"{self.names}, {group}" for group in range(self.knobs.groups)]
+        specialized(self.text, given, self.names)
 
     def _map(self, role: str, rows: int) -> TensorMap:
         """A tensor in boxes of rows of one head."""
@@ -369,13 +373,3 @@ class HopperAttentionWriter(Scores):
         if self.knobs.in_turn:
             counted(text, "order", groups, 1)
         text.line("fence_async_shared()")
-
-    def _divide(self) -> None:
-        """The warps and their registers."""
-        text, groups = self.text, self.knobs.groups
-        text.line("gl.warp_specialize(", "    [")
-        text.line(*(f"        (consume, ({self.names}, {group}))," for group in range(groups)))
-        text.line(f"        (produce, ({self.names})),", "    ],")
-        multiplying, copying = map(str, REGISTERS[groups])
-        warps, registers = ["4"] * (groups - 1), [multiplying] * (groups - 1)
-        text.line(f"    [{', '.join([*warps, '1'])}],", f"    [{', '.join([*registers, copying])}],", ")")

@@ -161,7 +161,8 @@ class Finishing:
             column: its features.
             known: what is known of them.
         """
-        result = self.epilogue.apply(total, self._place(at, column), self._read(place), known=known)
+        lying = replace(self._place(at, column), held=self._read(place), known=known)
+        result = self.epilogue.apply(total, lying)
         self.text.line(
             f"tma.store_wait(pendings={PART_TILES - 1})",
             "gl.barrier()",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import product
@@ -19,6 +20,22 @@ from fuseplan.system.locks import cached_property
 PART = 64
 PART_TILES = 2  # of dst in shared memory: one is written while the one before it is copied out
 BARRIER_BYTES = 1024  # more than the barriers of any choice take
+IMPORTS = (
+    "import triton.language as tl",
+    "from triton.experimental import gluon",
+    "from triton.experimental.gluon import language as gl",
+    "from triton.experimental.gluon.language.nvidia.hopper import (",
+    "    fence_async_shared,",
+    "    mbarrier,",
+    "    tma,",
+    "    warpgroup_mma,",
+    "    warpgroup_mma_wait,",
+    ")",
+)
+# Registers a thread: of the second and third group, and of the warp that copies; the first group gets the
+# rest of the 512 that one thread of each has together (256 where two programs share a processor). With one
+# group and 24, Triton 3.6 asks for more registers where it should give some back, and the launch fails.
+REGISTERS = {1: (0, 32), 2: (240, 24), 3: (160, 24)}
 
 
 @dataclass(frozen=True)
@@ -154,8 +171,8 @@ class Schedule:
         tiles += len(self.copied) * prod(self.own) * self.own_columns
         return self.stage_bytes * knobs.stages + held + knobs.groups * tiles * HALF + BARRIER_BYTES
 
-    def slots(self, tail: tuple[Slot, ...]) -> tuple[Slot, ...]:
-        """The kernel's arguments; `tail` are the epilogue's."""
+    def tensors(self, tail: tuple[Slot, ...]) -> tuple[Slot, ...]:
+        """The kernel's tensors; `tail` are the epilogue's."""
         knobs, geometry = self.knobs, self.geometry
         moved = geometry.dst_map(self.part, self.part_columns)
         keys = {operand.key for operand in self.copied}
@@ -166,7 +183,6 @@ class Schedule:
             Slot("operand", self.kernel.weight.key, geometry.weight_map(knobs.columns, knobs.depth)),
             *(replace(slot, map=moved) if slot.key in keys else slot for slot in tail),
             Slot("dst", map=moved),
-            *((Slot("extent"),) if self.is_open else ()),
         )
 
     # ---- lines that several warps have
@@ -239,3 +255,12 @@ def ring(text: Text, name: str, mapped: str, count: int) -> None:
     """Writes buffers of one box of a tensor map each."""
     shape = f"[{count}] + {mapped}.block_type.shape"
     text.line(f"{name} = {allocated(f'{mapped}.dtype', shape, f'{mapped}.layout')}")
+
+
+def specialized(text: Text, given: Sequence[str], copying: str) -> None:
+    """Writes the warps and their registers: groups run `consume`, one warp `produce`, on these arguments."""
+    others, (multiplying, left) = len(given) - 1, REGISTERS[len(given)]
+    warps, registers = [*[4] * others, 1], [*[multiplying] * others, left]
+    text.line("gl.warp_specialize(", "    [")
+    text.line(*(f"        (consume, ({each}))," for each in given))
+    text.line(f"        (produce, ({copying})),", "    ],", f"    {warps},", f"    {registers},", ")")

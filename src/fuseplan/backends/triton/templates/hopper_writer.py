@@ -8,9 +8,10 @@ from math import prod
 
 from fuseplan.backends.triton.elementwise import argument
 from fuseplan.backends.triton.index import Index, as_index, ceil_div, number
-from fuseplan.backends.triton.shell import Shell
+from fuseplan.backends.triton.shell import Writer
 from fuseplan.backends.triton.templates.hopper_finishing import Finishing, accumulator, brought
 from fuseplan.backends.triton.templates.hopper_schedule import (
+    IMPORTS,
     PART_TILES,
     Schedule,
     advance,
@@ -18,64 +19,45 @@ from fuseplan.backends.triton.templates.hopper_schedule import (
     barriers,
     counted,
     ring,
+    specialized,
 )
 from fuseplan.backends.triton.templates.hopper_tiles import HALF
 from fuseplan.backends.triton.text import Text
-from fuseplan.kernels.emit import Slot, Source
-
-IMPORTS = (
-    "import triton.language as tl",
-    "from triton.experimental import gluon",
-    "from triton.experimental.gluon import language as gl",
-    "from triton.experimental.gluon.language.nvidia.hopper import (",
-    "    fence_async_shared,",
-    "    mbarrier,",
-    "    tma,",
-    "    warpgroup_mma,",
-    "    warpgroup_mma_wait,",
-    ")",
-)
-# Registers a thread: of the second and third group, and of the warp that copies; the first group gets the
-# rest of the 512 that one thread of each has together (256 where two programs share a processor). With one
-# group and 24, Triton 3.6 asks for more registers where it should give some back, and the launch fails.
-REGISTERS = {1: (0, 32), 2: (240, 24), 3: (160, 24)}
+from fuseplan.kernels.emit import Slot
 
 
-class HopperWriter:
+class HopperWriter(Writer):
     """Writes one kernel."""
 
+    language, imports = "gluon", IMPORTS
+
     def __init__(self, schedule: Schedule, processors: int, title: str) -> None:
-        self.schedule, self.title = schedule, title
-        self.knobs, self.kernel, self.geometry = schedule.knobs, schedule.kernel, schedule.geometry
+        super().__init__(schedule.kernel, title)
+        self.schedule, self.geometry = schedule, schedule.geometry
+        knobs = self.knobs = schedule.knobs
         self.grid, self.programs = schedule.grid(processors), schedule.programs(processors)
-        self.text = Text()
         self.finishing = Finishing(self.text, schedule)
         self.copying = _Copying(self.text, schedule, self.grid)
-
-    def source(self) -> Source:
-        """The whole kernel."""
-        text, knobs = self.text, self.knobs
-        slots = self.schedule.slots(self.finishing.slots)
-        shell = Shell(self.kernel, self.title, text, slots, language="gluon", imports=IMPORTS)
-        self.copying.write()
-        self._consume()
-        self._entry()
+        self.tensors = schedule.tensors(self.finishing.slots)
         # two programs share a processor only if the compiler is told to keep to half of its registers
         threads = 128 * (knobs.groups + 1) * knobs.programs
         limit = (("maxnreg", 65536 // threads // 8 * 8),) if knobs.programs > 1 else ()
-        return shell.source(self.programs, (("num_warps", 4), *limit))
+        self.options = (("num_warps", 4), *limit)
 
     # ---- the groups that multiply
 
+    def _taken(self, which: str = "") -> str:
+        """What a group is given, by its names there; behind those of its own stands `which` group it is."""
+        schedule = self.schedule
+        names = ["src_ring", "weight_ring", f"dst_tiles{which}", "empty", "full"]
+        names += ["held"] if self.knobs.resident else []
+        names += ["order"] if schedule.takes_turns else []
+        names += [f"{name}{which}" for operand in schedule.copied for name in brought(operand)]
+        return ", ".join([*names, *self._tail])
+
     def _consume(self) -> None:
         text, knobs, schedule = self.text, self.knobs, self.schedule
-        names = ["src_ring", "weight_ring", "dst_tiles", "empty", "full"]
-        names += ["held"] if knobs.resident else []
-        names += ["order"] if schedule.takes_turns else []
-        names += [name for operand in schedule.copied for name in brought(operand)]
-        names += [argument(slot) for slot in (*self.finishing.slots, Slot("dst"))]
-        names += schedule.given
-        with text.function(f"consume({', '.join(names)}, group: gl.constexpr)"):
+        with text.function(f"consume({self._taken()}, group: gl.constexpr)"):
             text.line(
                 f"whole: gl.constexpr = {accumulator(schedule.sum_shape[1])}",
                 f"layout: gl.constexpr = {accumulator(schedule.part_width)}",
@@ -175,25 +157,22 @@ class HopperWriter:
     def _weight(self) -> Slot:
         return Slot("operand", self.kernel.weight.key)
 
-    def _entry(self) -> None:
-        text, knobs, schedule = self.text, self.knobs, self.schedule
-        held = ["held"] if knobs.resident else []
-        turns = ["order"] if schedule.takes_turns else []
-        tail = [*(argument(slot) for slot in (*self.finishing.slots, Slot("dst"))), *schedule.given]
-        mapped = ["src", *(["src_more"] if knobs.reaching else []), argument(self._weight)]
-        with text.function(f"fused({', '.join([*mapped, *tail])})"):
-            self._allocate()
-            text.line("gl.warp_specialize(", "    [")
-            for group in range(knobs.groups):
-                come = [f"{name}_{group}" for op in schedule.copied for name in brought(op)]
-                names = ["src_ring", "weight_ring", f"dst_tiles_{group}", "empty", "full"]
-                names += [*held, *turns, *come, *tail, str(group)]
-                text.line(f"        (consume, ({', '.join(names)})),")
-            text.line(f"        (produce, ({', '.join(self.copying.names)})),", "    ],")
-            others = knobs.groups - 1
-            multiplying, copying = map(str, REGISTERS[knobs.groups])
-            warps, registers = [*["4"] * others, "1"], [*[multiplying] * others, copying]
-            text.line(f"    [{', '.join(warps)}],", f"    [{', '.join(registers)}],", ")")
+    @property
+    def arguments(self) -> list[str]:
+        more = ["src_more"] if self.knobs.reaching else []
+        return ["src", *more, argument(self._weight), *self._tail]
+
+    @property
+    def _tail(self) -> list[str]:
+        """The arguments behind src and the weight."""
+        return [*(argument(slot) for slot in (*self.finishing.slots, Slot("dst"))), *self.schedule.given]
+
+    def write_body(self) -> None:
+        self.copying.write()
+        self._consume()
+        self._allocate()
+        given = [f"{self._taken(f'_{group}')}, {group}" for group in range(self.knobs.groups)]
+        specialized(self.text, given, ", ".join(self.copying.names))
 
     def _allocate(self) -> None:
         """The ring of tiles, the groups' tiles of dst, and the barriers between the warps."""

@@ -10,6 +10,7 @@ acquire in the memory model of PTX, at the scope of the GPU.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 from fuseplan.backends.triton.index import DOWN, Index, arange, as_index, number, power_of_two, total
 from fuseplan.backends.triton.text import Text
@@ -50,17 +51,28 @@ class Meeting:
         self.met = 0  # so far in the text
         self.group, self.counter = number("group", groups), Index("workspace")
 
-    def begin(self) -> None:
+    def begin(self, launched: Index) -> tuple[Index, Index]:
+        """Writes which program of which group this is, of all that are launched, and where they meet."""
+        program = number("tl.program_id(0)", launched * self.programs)
+        if self.is_needed and self.groups > 1:
+            program = self.text.index("program", program)
+        member = self.text.index("member", program % self.programs)
+        group = self.text.index("group", program // self.programs)
+        if self.is_needed:
+            self._begin()
+        return member, group
+
+    def _begin(self) -> None:
         """Writes where the group's counter is, and where it passes things on."""
-        if not self.is_needed:
-            return
         step = SECTOR if self.groups * SECTOR <= COUNTERS else 1
         self.counter = self.text.index("counter", Index("workspace") + self.group * step)
-        self.text.line(
-            f"passed = (workspace + {COUNTERS}).to(tl.pointer_type({self.compute}))",
-        )
+        self.text.line(f"passed = (workspace + {COUNTERS}).to(tl.pointer_type({self.compute}))")
         if self.repeats:
             self.text.line("met = 0")
+
+    def first(self) -> AbstractContextManager[None]:
+        """Lines of what the first program of a group does for all."""
+        return self.text.block("if member == 0") if self.is_needed else nullcontext()
 
     def exchange(self, found: Sequence[str]) -> list[str]:
         """Passes numbers on, and reads those of all: names of tensors whose first axis is the program."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 
 from fuseplan.backends.triton.elementwise import Elementwise, Known, Place, argument, simplified
-from fuseplan.backends.triton.index import ATOM, SUM, Index, as_index, number
+from fuseplan.backends.triton.index import ALL, ATOM, SUM, Index, as_index, condition, number
 from fuseplan.backends.triton.templates.normalization_tiles import Cut, Knobs, Tile
 from fuseplan.backends.triton.text import Text
 from fuseplan.kernels.emit import Slot
@@ -16,23 +16,6 @@ from fuseplan.kernels.kernel import Kernel, Stage
 from fuseplan.scalar import Scalar, leaves_of
 
 ONCE = ', eviction_policy="evict_first"'  # of what is not read or written again
-
-
-@dataclass(frozen=True)
-class Held:
-    """A tile that was read.
-
-    Attributes:
-        place: how it lies in dst.
-        x: name of src's elements, as they are stored; "" where they are not read.
-        exists: text of which of its rows or positions there are; "" for all.
-        operands: names of the operands per element, by key.
-    """
-
-    place: Place
-    x: str
-    exists: str
-    operands: Mapping[str, str]
 
 
 class Reader:
@@ -103,7 +86,7 @@ class Reader:
             many = self.knobs.unrolled
             yield [block * many + each for each in range(many)]
 
-    def read_all(self) -> list[Held]:
+    def read_all(self) -> list[Tile]:
         """Reads all tiles of the program, and what any pass needs of them."""
         cut, programs, held = self.cut, self.knobs.programs, []
         formulas = [formula for reduction in self.kernel.statistics for formula in reduction.expressions]
@@ -113,13 +96,13 @@ class Reader:
             held.append(self._read(cut.tile(self.text, member + step * programs), formulas, ONCE))
         return held
 
-    def read_next(self, places: Sequence[Index], formulas: Sequence[Scalar], hint: str = "") -> list[Held]:
+    def read_next(self, places: Sequence[Index], formulas: Sequence[Scalar], hint: str = "") -> list[Tile]:
         """Begins reading what formulas need of the tiles at some places, all before one is waited for."""
         tiles = [self.cut.tile(self.text, place) for place in places]
         return [self._read(tile, formulas, hint) for tile in tiles]
 
     def each(
-        self, name: str, tiles: Sequence[Held], write: Callable[[Held], None], into: Sequence[str] = ()
+        self, name: str, tiles: Sequence[Tile], write: Callable[[Tile], None], into: Sequence[str] = ()
     ) -> None:
         """Does the same with each tile: a function does, where there are several.
 
@@ -134,16 +117,16 @@ class Reader:
             return
         is_masked, is_cut = any(tile.place.mask for tile in tiles), any(tile.exists for tile in tiles)
 
-        def body(x: str, place: Place, operands: Mapping[str, str]) -> Sequence[str]:
-            write(Held(place, x, "exists" if is_cut else "", operands))
+        def body(x: str, place: Place) -> Sequence[str]:
+            write(replace(tiles[0], place=place, x=x, exists=condition("exists") if is_cut else ALL))
             return into
 
         for tile in tiles:
             place = replace(tile.place, mask=tile.place.mask or "True" * is_masked)
-            exists = {"exists": tile.exists or "True"} if is_cut else {}
-            self.elements.shared(name, tile.x, place, tile.operands, write=body, more=exists, into=into)
+            exists = {"exists": str(tile.exists) or "True"} if is_cut else {}
+            self.elements.shared(name, tile.x, place, write=body, more=exists, into=into)
 
-    def _read(self, tile: Tile, formulas: Sequence[Scalar], hint: str) -> Held:
+    def _read(self, tile: Tile, formulas: Sequence[Scalar], hint: str) -> Tile:
         """Begins reading what formulas need of a tile."""
         used = frozenset().union(*map(leaves_of, formulas))
         if used & self._made:
@@ -154,17 +137,17 @@ class Reader:
         def loaded(name: str, pointer: str, at: object) -> str:
             return self.text.let(name, f"tl.load({pointer} + {at}{guard}{hint})")
 
-        x = loaded("x", "src", tile.source) if "x" in used else ""
+        x = self.elements.source(tile.source, guard, hint) if "x" in used else ""
         operands = {
             operand.key: loaded(operand.key, argument(Slot("operand", operand.key)), place.element)
             for operand in self.elements.operands
             if not operand.packed and operand.key in used
         }
-        return Held(place, x, str(tile.exists), operands)
+        return replace(tile, place=replace(place, held=operands), x=x)
 
-    def element(self, held: Held) -> str:
+    def element(self, tile: Tile) -> str:
         """What the prologue gives of a tile, in the compute dtype."""
-        if not held.x:
+        if not tile.x:
             return ""
-        x = self.elements.widened(held.x, self.kernel.src.dtype)
-        return self.elements.apply(x, held.place, held.operands, self._before, self._stages)
+        x = self.elements.widened(tile.x, self.kernel.src.dtype)
+        return self.elements.apply(x, replace(tile.place, known=self._before), self._stages)

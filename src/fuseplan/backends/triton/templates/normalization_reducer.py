@@ -9,12 +9,14 @@ put together around a guess of their common mean, whose error is taken out again
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from fuseplan.backends.triton import dialect
 from fuseplan.backends.triton.index import Index, arange, as_index, power_of_two
 from fuseplan.backends.triton.templates.normalization_meeting import Meeting
-from fuseplan.backends.triton.templates.normalization_reader import Held, Reader
+from fuseplan.backends.triton.templates.normalization_reader import Reader
+from fuseplan.backends.triton.templates.normalization_tiles import Tile
 from fuseplan.backends.triton.text import Text
 from fuseplan.kernels.kernel import Stage
 from fuseplan.language import reduction
@@ -28,45 +30,6 @@ class Moments:
     count: str
     mean: str
     square: str
-
-
-class Welford:
-    """Moments of each lane, element by element, in a loop."""
-
-    def __init__(self, text: Text, shape: str, compute: str, is_cut: bool) -> None:
-        self.text = text
-        self.zeros = f"tl.zeros({shape}, {compute})"
-        self.scalar = f"tl.full((), 0, {compute})"
-        self.compute, self.is_cut = compute, is_cut
-        self.held = Moments(text.name("count"), text.name("mean"), text.name("square"))
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Of what is counted on."""
-        return self.held.count, self.held.mean, self.held.square
-
-    def begin(self, cut_shape: str) -> None:
-        """Nothing yet; counts are of `cut_shape` where elements may be missing."""
-        text, held = self.text, self.held
-        text.line(
-            f"{held.count} = tl.zeros({cut_shape}, {self.compute})"
-            if self.is_cut
-            else f"{held.count} = {self.scalar}"
-        )
-        text.line(f"{held.mean} = {self.zeros}", f"{held.square} = {self.zeros}")
-
-    def take(self, value: str, exists: str) -> None:
-        """One more element a lane, where it exists."""
-        text, held = self.text, self.held
-        if self.is_cut:
-            text.line(f"{held.count} += tl.where({exists}, 1.0, 0.0)")
-            share = text.let("share", f"1.0 / tl.maximum({held.count}, 1.0)")
-            value = text.let("value", f"tl.where({exists}, {value}, {held.mean})")
-        else:
-            text.line(f"{held.count} += 1.0")
-            share = text.let("share", f"1.0 / {held.count}")
-        off = text.let("off", f"{value} - {held.mean}")
-        text.line(f"{held.mean} += {off} * {share}", f"{held.square} += {off} * ({value} - {held.mean})")
 
 
 def together(text: Text, parts: Moments, total: str, axis: int = 0) -> Moments:
@@ -88,23 +51,6 @@ def around(text: Text, guess: str, first: str, second: str, total: str) -> Momen
     return Moments(total, mean, square)
 
 
-class Sums:
-    """Sums of each lane."""
-
-    def __init__(self, text: Text, shape: str, compute: str, count: int) -> None:
-        self.text, self.zeros = text, f"tl.zeros({shape}, {compute})"
-        self.held = [text.name("total") for _ in range(count)]
-
-    def begin(self) -> None:
-        """Nothing yet."""
-        self.text.line(*(f"{name} = {self.zeros}" for name in self.held))
-
-    def take(self, values: Sequence[str], exists: str) -> None:
-        """One more element a lane, where it exists."""
-        for name, value in zip(self.held, values, strict=True):
-            self.text.line(f"{name} += {f'tl.where({exists}, {value}, 0.0)' if exists else value}")
-
-
 Take = Callable[[list[str], str], None]  # takes a reduction's expressions of a tile, where they exist
 Visit = Callable[[Take, Sequence[str]], None]  # gives tiles of the program; names that are counted on
 
@@ -117,7 +63,7 @@ class Reducer:
         self.text, self.cut, self.knobs = reader.text, reader.cut, reader.knobs
         self.compute, self.count = reader.compute, reader.kernel.reduced_count
 
-    def reduce(self, statistic: Statistic, held: Sequence[Held], *, is_backward: bool) -> None:
+    def reduce(self, statistic: Statistic, held: Sequence[Tile], *, is_backward: bool) -> None:
         """One pass; its numbers are given to all formulas behind it.
 
         Args:
@@ -130,29 +76,26 @@ class Reducer:
         elements = self.reader.elements
         known = self.reader.known([Stage(0, statistic.word, each) for each in formulas])
 
-        def given(tiles: Sequence[Held], take: Take, into: Sequence[str]) -> None:
-            def write(each: Held) -> None:
+        def given(tiles: Sequence[Tile], take: Take, into: Sequence[str]) -> None:
+            def write(each: Tile) -> None:
                 x = self.reader.element(each)
-                take(elements.values(formulas, x, each.place, each.operands, known), each.exists)
+                take(elements.values(formulas, x, replace(each.place, known=known)), str(each.exists))
 
             self.reader.each(self.text.name("add"), tiles, write, into)
+
+        def read(places: Sequence[Index], take: Take, into: Sequence[str]) -> None:
+            given(self.reader.read_next(places, statistic.expressions), take, into)
 
         def visit(take: Take, into: Sequence[str]) -> None:
             if held:
                 given(held, take, into)
                 return
             with self.reader.blocks(is_backward) as places:
-                given(self.reader.read_next(places, statistic.expressions), take, into)
-
-        def visit_first(take: Take, into: Sequence[str]) -> None:
-            given(held[:1], take, into)
-
-        def visit_same(take: Take, into: Sequence[str]) -> None:
-            given(self.reader.read_next([as_index(0)], statistic.expressions), take, into)
+                read(places, take, into)
 
         def moments() -> list[str]:
-            pivot = self._pivot(visit_same) if self.compute == "tl.float64" else ""
-            first = self._apart(visit_first, pivot) if held else None
+            pivot = self._pivot(partial(read, [as_index(0)])) if self.compute == "tl.float64" else ""
+            first = self._apart(partial(given, held[:1]), pivot) if held else None
             return self._moments(self._apart(visit, pivot), first, pivot)
 
         codes = {reduction.Sums: lambda: self._sums(len(statistic.names), visit), reduction.Moments: moments}
@@ -167,10 +110,16 @@ class Reducer:
 
     def _totals(self, count: int, visit: Visit) -> list[str]:
         """Sums of all that the program has of a channel."""
-        sums = Sums(self.text, self.reader.shape, self.compute, count)
-        sums.begin()
-        visit(sums.take, sums.held)
-        made = [self.text.let("total", f"tl.sum({name}, 0)") for name in sums.held]
+        text = self.text
+        held = [text.name("total") for _ in range(count)]
+        text.line(*(f"{name} = tl.zeros({self.reader.shape}, {self.compute})" for name in held))
+
+        def take(values: list[str], exists: str) -> None:
+            for name, value in zip(held, values, strict=True):
+                text.line(f"{name} += {f'tl.where({exists}, {value}, 0.0)' if exists else value}")
+
+        visit(take, held)
+        made = [text.let("total", f"tl.sum({name}, 0)") for name in held]
         if self.cut.segment > 1:
             made = [self.text.let("total", f"tl.sum({name}, 1)") for name in self._segments(made)]
         return made
@@ -251,13 +200,30 @@ class Reducer:
         return value if value.replace(".", "").isdigit() else self.text.let(stem, value)
 
     def _of_read(self, visit: Visit, own: str) -> Moments:
-        """In one pass over memory, each lane by itself."""
-        is_cut, shape = not self.cut.is_even, self.reader.shape
-        welford = Welford(self.text, shape, self.compute, is_cut)
-        welford.begin(shape if self.cut.is_planes else f"({self.knobs.rows}, 1)")
-        visit(lambda made, exists: welford.take(made[0], exists), welford.names)
-        found = together(self.text, welford.held, own)
-        return self._joined(found, own) if self.cut.segment > 1 else found
+        """In one pass over memory, each lane by itself, element by element: Welford's."""
+        text, cut, shape, compute = self.text, self.cut, self.reader.shape, self.compute
+        count, mean, square = text.name("count"), text.name("mean"), text.name("square")
+        counts = "tl.full((), 0"
+        if not cut.is_even:  # elements may be missing
+            counts = f"tl.zeros({shape if cut.is_planes else f'({self.knobs.rows}, 1)'}"
+        zeros = f"tl.zeros({shape}, {compute})"
+        text.line(f"{count} = {counts}, {compute})", f"{mean} = {zeros}", f"{square} = {zeros}")
+
+        def take(made: list[str], exists: str) -> None:
+            (value,) = made
+            one, seen = "1.0", count
+            if not cut.is_even:
+                one, seen = f"tl.where({exists}, 1.0, 0.0)", f"tl.maximum({count}, 1.0)"
+            text.line(f"{count} += {one}")
+            share = text.let("share", f"1.0 / {seen}")
+            if not cut.is_even:
+                value = text.let("value", f"tl.where({exists}, {value}, {mean})")
+            off = text.let("off", f"{value} - {mean}")
+            text.line(f"{mean} += {off} * {share}", f"{square} += {off} * ({value} - {mean})")
+
+        visit(take, (count, mean, square))
+        found = together(text, Moments(count, mean, square), own)
+        return self._joined(found, own) if cut.segment > 1 else found
 
     def _segments(self, lanes: Sequence[str]) -> list[str]:
         """Vectors of columns as matrices of a row a channel; zero where there is no position."""

@@ -54,11 +54,13 @@ class Tile:
         source: their offsets in src.
         place: how they lie in dst.
         exists: which of its rows or positions there are, broadcastable to the tile.
+        x: name of src's elements, as they are stored; "" where they are not read.
     """
 
     source: Index
     place: Place
     exists: Mask
+    x: str = ""
 
 
 class Cut:
@@ -97,11 +99,9 @@ class Cut:
         self.per_place = kernel.reduction.per == "activation"
         self.is_planes = knobs.form == "planes"
         across = dst.channels * self.area
-        images = self.per_place or not self.is_last
+        images = not self.is_planes and (self.per_place or not self.is_last)
         self.extent, self.count = (self.batch, across) if images else (self.batch * self.area, dst.channels)
-        self.segment = 1 if self.per_place or self.is_last or self.is_planes else self.area
-        if self.is_planes:
-            self.extent, self.count = self.batch * self.area, dst.channels
+        self.segment = self.area if images and not self.per_place else 1
         self.block = knobs.columns if self.is_planes else knobs.rows
         self.each = self._each()
         self.width = 1 if self.is_planes else self.each * self.segment

@@ -3,37 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from fuseplan.backends.triton import dialect
 from fuseplan.backends.triton.elementwise import Place, argument
 from fuseplan.backends.triton.index import Index, as_index, ceil_div, number
 from fuseplan.backends.triton.resources import PARTITIONS, REGISTERS
-from fuseplan.backends.triton.shell import Shell, programs_of
+from fuseplan.backends.triton.shell import Writer, programs_of
 from fuseplan.backends.triton.templates.normalization_meeting import Meeting
-from fuseplan.backends.triton.templates.normalization_reader import ONCE, Held, Reader
+from fuseplan.backends.triton.templates.normalization_reader import ONCE, Reader
 from fuseplan.backends.triton.templates.normalization_reducer import Reducer
-from fuseplan.backends.triton.templates.normalization_tiles import Knobs
-from fuseplan.backends.triton.text import Text
-from fuseplan.kernels.emit import Slot, Source
+from fuseplan.backends.triton.templates.normalization_tiles import Knobs, Tile
+from fuseplan.kernels.emit import Slot
 from fuseplan.kernels.kernel import Kernel, Stage
 from fuseplan.kernels.target import Target
 
 MOST = 255  # registers of a thread
 
 
-class NormalizationWriter:
+class NormalizationWriter(Writer):
     """Writes one kernel.
 
     A program reads its blocks of the group's tile once a reduction and once more to write dst, or keeps them;
     every second pass runs backwards, to meet what the second cache still holds.
     """
 
+    entry = "normalization"
+
     def __init__(self, knobs: Knobs, kernel: Kernel, target: Target, title: str) -> None:
-        self.knobs, self.kernel, self.target, self.title = knobs, kernel, target, title
-        self.text = Text()
+        super().__init__(kernel, title)
+        self.knobs, self.target = knobs, target
         self.reader = Reader(kernel, knobs, self.text)
         self.cut, self.stages = self.reader.cut, self.reader.elements.stages
-        self.is_open = kernel.open_axis is not None
         self.groups = self.cut.launched if self.is_open else as_index(knobs.groups)
         self.meeting = Meeting(
             self.text,
@@ -45,21 +46,11 @@ class NormalizationWriter:
             repeats=not self.is_open and self.cut.tiles > knobs.groups,
         )
         self.reducer = Reducer(self.reader, self.meeting)
-        workspace = (Slot("workspace"),) if self.meeting.is_needed else ()
+        self.workspace_bytes, self.options = self.meeting.workspace_bytes, tuple(self._options())
         results = (Slot("result", each.key) for each in kernel.results)
-        extent = (Slot("extent"),) if self.is_open else ()
-        self.slots = (Slot("src"), *self.reader.elements.slots, Slot("dst"), *results, *workspace, *extent)
-
-    def source(self) -> Source:
-        """The whole kernel."""
-        shell = Shell(self.kernel, self.title, self.text, self.slots, entry="normalization")
-        with shell.body():
-            self._body()
-        members = self.knobs.programs
-        most = 0 if self.is_open else members * self.knobs.groups
-        programs = programs_of(self.kernel, self.cut.count, self.cut.width, members, most)
-        kept = self.meeting.workspace_bytes
-        return shell.source(programs, tuple(self._options()), workspace_bytes=kept)
+        self.tensors = (Slot("src"), *self.reader.elements.slots, Slot("dst"), *results)
+        most = 0 if self.is_open else knobs.programs * knobs.groups
+        self.programs = programs_of(kernel, self.cut.count, self.cut.width, knobs.programs, most)
 
     def _options(self) -> Iterator[tuple[str, int]]:
         """A program that meets others must run beside them: its registers are limited to its share."""
@@ -75,14 +66,9 @@ class NormalizationWriter:
         elif most < MOST:
             yield "maxnreg", most
 
-    def _body(self) -> None:
+    def write_body(self) -> None:
         text, knobs = self.text, self.knobs
-        program = number("tl.program_id(0)", self.groups * knobs.programs)
-        if self.meeting.is_needed and knobs.groups > 1:
-            program = text.index("program", program)
-        text.index("member", program % knobs.programs)
-        group = text.index("group", program // knobs.programs)
-        self.meeting.begin()
+        _, group = self.meeting.begin(self.groups)
         if self.meeting.repeats:
             with text.block(f"for tile in range({group}, {self.cut.tiles}, {knobs.groups})"):
                 self._tile(number("tile", self.cut.tiles))
@@ -97,15 +83,17 @@ class NormalizationWriter:
         for place, reduction in enumerate(self.kernel.statistics):
             self.reducer.reduce(reduction, held, is_backward=place % 2 == 1)
         self._write(held, is_backward=len(self.kernel.statistics) % 2 == 1)
-        self._results()
+        if self.kernel.results:
+            with self.meeting.first():
+                self._results()
 
-    def _write(self, held: Sequence[Held], *, is_backward: bool) -> None:
+    def _write(self, held: Sequence[Tile], *, is_backward: bool) -> None:
         """The last pass."""
         reader, known = self.reader, self.reader.known(self.stages)
         self.text.line("# dst")
 
-        def write(each: Held) -> None:
-            reader.elements.store(reader.element(each), each.place, each.operands, known, ONCE)
+        def write(each: Tile) -> None:
+            reader.elements.store(reader.element(each), replace(each.place, known=known), ONCE)
 
         if held:
             reader.each("finish", held, write)
@@ -114,15 +102,6 @@ class NormalizationWriter:
             reader.each("finish", reader.read_next(places, self.kernel.last_formulas, ONCE), write)
 
     def _results(self) -> None:
-        if not self.kernel.results:
-            return
-        if self.meeting.is_needed:
-            with self.text.block("if member == 0"):
-                self._write_results()
-        else:
-            self._write_results()
-
-    def _write_results(self) -> None:
         text, cut, elements = self.text, self.cut, self.reader.elements
         guard = cut.has_channel
         place = Place("", str(cut.channel), str(cut.channel), str(guard), str(guard))
@@ -133,5 +112,5 @@ class NormalizationWriter:
                 elements.given[result.key] = text.let("old", f"tl.load({where}{guard.guard()})")
             formula = dialect.simplified(result.expression)
             known = elements.prepare(place.channel, place.channel_mask, [Stage(0, result.key, formula)])
-            (made,) = elements.values([formula], "", place, None, known)
+            (made,) = elements.values([formula], "", replace(place, known=known))
             text.line(f"tl.store({where}, {made}{guard.guard(other='')})")

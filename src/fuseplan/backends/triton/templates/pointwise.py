@@ -76,7 +76,7 @@ class GpuPointwise(PointwiseKnobs, GpuTemplate):
 
     def seconds(self, kernel: Kernel, target: Target) -> float:
         writer = PointwiseWriter(self, kernel.representative, "")
-        used = writer.filled * min(1.0, writer.programs.high / target.processors)
+        used = writer.filled * min(1.0, writer.most.high / target.processors)
         used *= _SCATTERED if self.form == "planes" else 1.0
         used *= _LOOPING if self.programs else 1.0
         estimate = model.seconds(target, self.traffic(kernel, target), used=used)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from fuseplan.backends.parts import ends
@@ -26,9 +26,8 @@ from fuseplan.backends.triton.index import (
     offset,
     power_of_two,
 )
-from fuseplan.backends.triton.shell import Shell, of_launch, programs_of
-from fuseplan.backends.triton.text import Text
-from fuseplan.kernels.emit import Programs, Slot, Source
+from fuseplan.backends.triton.shell import Writer, of_launch, programs_of
+from fuseplan.kernels.emit import Slot
 from fuseplan.kernels.kernel import Kernel
 
 VECTOR = 16  # elements: a mask that changes inside of so many keeps them from being moved at once
@@ -45,7 +44,7 @@ class PointwiseKnobs:
     warps: int
 
 
-class PointwiseWriter:
+class PointwiseWriter(Writer):
     """Writes one kernel.
 
     The elements of dst, in the order in which they are stored, are seen as a matrix: `outer` rows of `inner`
@@ -57,15 +56,17 @@ class PointwiseWriter:
         blocks: tiles along the rows and along each row; along the single row, and 1.
         filled: the share of the elements along a tile's row that there are.
         looping: programs that share the rows, each of which goes on to further tiles; 0: each has one tile.
-        programs: programs of a launch, at most.
+        most: programs of a launch, at most.
     """
 
+    entry = "pointwise"
+
     def __init__(self, knobs: PointwiseKnobs, kernel: Kernel, title: str) -> None:
-        self.knobs, self.kernel, self.title = knobs, kernel, title
+        super().__init__(kernel, title)
+        self.knobs, self.options = knobs, (("num_warps", knobs.warps), ("num_stages", 1))
         self.ends = ends(kernel)
         src, dst = (end.spec for end in self.ends)
         self.channels, self.area = dst.channels, prod(dst.spatial)
-        self.is_open = kernel.open_axis is not None
         self.image = kernel.dst.size // kernel.dst.batch
         self.size = of_launch(kernel, dst.size)
         self.last, is_flat = dst.is_channels_last, knobs.form == "flat"
@@ -77,48 +78,37 @@ class PointwiseWriter:
         elements, room = (self.size.high, down.high) if is_flat else (self.row, across)
         self.filled = elements / (room * knobs.inner)
         self.looping = knobs.programs if knobs.programs < down.high else 0
-        self.programs = (as_index(self.looping) if self.looping else down) * across
+        self.most = (as_index(self.looping) if self.looping else down) * across
         order = sorted(range(dst.rank), key=lambda axis: (-dst.element_strides[axis], dst.shape[axis]))
         order = [axis for axis in order if dst.shape[axis] > 1]
         self.axes = [(dst.shape[axis], src.element_strides[axis], axis) for axis in order]
         self.is_wide = (
             self.is_open or max(kernel.src.span, kernel.dst.span) + knobs.inner * knobs.outer >= WIDE
         )
-        self.text = Text()
         self.before, self.behind = (
             [Elementwise(kernel, end.role, self.text, number=number) for number in range(len(end.starts))]
             for end in self.ends
         )
         self.epilogue = self.behind[0]
-        extent = (Slot("extent"),) if self.is_open else ()
-        self.slots = (Slot("src"), *self.before[0].slots, *self.epilogue.slots, Slot("dst"), *extent)
+        self.tensors = (Slot("src"), *self.before[0].slots, *self.epilogue.slots, Slot("dst"))
+        row, tile = (1, knobs.inner) if is_flat else (self.row, knobs.outer)
+        # The size is that of one part: a program moves the same places of all.
+        self.programs = programs_of(kernel, dst.size // row, tile, across, self.looping * across)
 
-    @property
-    def launched(self) -> int | Programs:
-        """Programs of a launch; with an open extent, how they follow from it."""
-        across, is_flat = self.blocks[1], self.knobs.form == "flat"
-        row, tile = (1, self.knobs.inner) if is_flat else (self.row, self.knobs.outer)
-        elements = self.ends[1].spec.size  # of one part: a program moves the same places of all
-        return programs_of(self.kernel, elements // row, tile, across, self.looping * across)
-
-    def source(self) -> Source:
-        """The whole kernel."""
-        shell = Shell(self.kernel, self.title, self.text, self.slots, entry="pointwise")
-        with shell.body():
-            if self.knobs.form == "flat":
-                self._flat()
-            else:
-                self._matrix()
-        return shell.source(self.launched, (("num_warps", self.knobs.warps), ("num_stages", 1)))
+    def write_body(self) -> None:
+        if self.knobs.form == "flat":
+            self._flat()
+        else:
+            self._matrix()
 
     # ---- one row
 
     def _flat(self) -> None:
         text, block = self.text, self.knobs.inner
-        program = number("tl.program_id(0)", self.programs).wide(self.is_wide)
+        program = number("tl.program_id(0)", self.most).wide(self.is_wide)
         start, lane = text.index("start", program * block), text.index("lane", arange(block))
         mask = ALL if divides(block, self.size) else lane < self.size - start
-        if not mask or divides(VECTOR, self.size) or self.programs.constant == 1:
+        if not mask or divides(VECTOR, self.size) or self.most.constant == 1:
             self._flat_tile(start, lane, text.mask("mask", mask))
             return
         # A mask that may end anywhere would keep every program from moving whole vectors.
@@ -199,13 +189,10 @@ class PointwiseWriter:
         What depends on the channel comes after the loads of all that is large: it is waited for itself, and
         nothing behind it would be on its way meanwhile.
         """
-        text = self.text
         masked = f", mask={place.mask}, other=0.0" if place.mask else ""
-        x = text.let("x", f"tl.load(src + {where}{masked})")
-        held = self.epilogue.read(place)
-        known = channels()
-        x = self.epilogue.widened(x, self.kernel.src.dtype)
-        self.epilogue.store(x, place, held, known)
+        x = self.epilogue.source(where, masked)
+        place = replace(self.epilogue.read(place), known=channels())
+        self.epilogue.store(self.epilogue.widened(x, self.kernel.src.dtype), place)
 
     # ---- parts of an axis
 
@@ -235,21 +222,21 @@ class PointwiseWriter:
         )
         masked = f", mask={mask}, other=0.0" if mask else ""
         loaded = [text.let("x", f"tl.load(src + {place.element}{masked})") for place in before]
-        held = [stages.read(place) for stages, place in zip(self.before, before, strict=True)]
+        before = [stages.read(place) for stages, place in zip(self.before, before, strict=True)]
         given: dict[str, str] = {}
         for index, (stages, place) in enumerate(zip(self.before, before, strict=True)):
             x = loaded[index] if is_compute else text.let("x", f"{loaded[index]}.to({stages.compute})")
-            given[f"x[{index}]"] = stages.apply(x, place, held[index])
+            given[f"x[{index}]"] = stages.apply(x, place)
         for stages, place in zip(self.behind, behind, strict=True):
             stages.given = given
-            stages.store(x, place, stages.read(place))
+            stages.store(x, stages.read(place))
 
     # ---- many rows
 
     def _matrix(self) -> None:
         text, knobs = self.text, self.knobs
         row, (down, across), programs = self.row, self.blocks, self.looping
-        program = text.index("program", number("tl.program_id(0)", self.programs))
+        program = text.index("program", number("tl.program_id(0)", self.most))
         column = program % across * knobs.inner + arange(knobs.inner).wide(self.is_wide)
         column = text.index("column", column)
         has_column = text.mask("has_column", column < row)

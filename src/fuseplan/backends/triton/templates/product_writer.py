@@ -6,7 +6,7 @@ write the sum and its reads of src.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import replace
 
 from fuseplan.backends.triton.elementwise import Elementwise, Place, argument
@@ -24,7 +24,7 @@ from fuseplan.backends.triton.index import (
     offset,
     total,
 )
-from fuseplan.backends.triton.shell import Shell
+from fuseplan.backends.triton.shell import Writer
 from fuseplan.backends.triton.storage import named
 from fuseplan.backends.triton.templates.product_tiles import (
     Knobs,
@@ -34,14 +34,13 @@ from fuseplan.backends.triton.templates.product_tiles import (
     rows_run,
     sum_dtype,
 )
-from fuseplan.backends.triton.text import Text
-from fuseplan.kernels.emit import COUNTER_BYTES, Slot, Source, TensorMap
+from fuseplan.kernels.emit import COUNTER_BYTES, Slot, TensorMap
 from fuseplan.kernels.kernel import Kernel
 
 AXES = "edhw"  # names of the spatial axes; the last ones where there are fewer
 
 
-class ProductWriter(ABC):
+class ProductWriter(Writer):
     """Writes one kernel but for its sum.
 
     Attributes, of a tile in the text:
@@ -54,9 +53,11 @@ class ProductWriter(ABC):
     """
 
     def __init__(self, knobs: Knobs, kernel: Kernel, title: str) -> None:
-        self.knobs, self.kernel, self.title = knobs, kernel, title
-        self.conv, self.tiles = kernel.contraction, Tiles(kernel, knobs)
-        self.text = Text()
+        super().__init__(kernel, title)
+        self.options = (("num_warps", knobs.warps), ("num_stages", knobs.stages))
+        self.knobs, self.conv, self.tiles = knobs, kernel.contraction, Tiles(kernel, knobs)
+        self.programs, self.workspace_bytes = self.tiles.programs, self.tiles.workspace_bytes
+        self.parts = knobs.split
         self.prologue = Elementwise(kernel, "prologue", self.text)
         self.between = Elementwise(kernel, "between", self.text)
         self.epilogue = Elementwise(kernel, "epilogue", self.text)
@@ -71,10 +72,11 @@ class ProductWriter(ABC):
         self.is_turned = knobs.swapped and not is_plain
         is_across = knobs.swapped and is_plain
         self.over_rows, self.over_features = (ACROSS, DOWN) if is_across else (DOWN, ACROSS)
+        stages = (slot for each in (self.prologue, self.between, self.epilogue) for slot in each.slots)
+        self.tensors = (*self._factors(), *stages, Slot("dst"))
 
-    @property
-    def slots(self) -> tuple[Slot, ...]:
-        """The kernel's arguments."""
+    def _factors(self) -> tuple[Slot, Slot]:
+        """src and the weight."""
         knobs, tiles, key = self.knobs, self.tiles, self.kernel.weight.key
         src, weight = Slot("src"), Slot("operand", key)
         if knobs.maps:
@@ -83,35 +85,21 @@ class ProductWriter(ABC):
             src = Slot("src", map=replace(mapped, per_extent=tiles.image_rows * tiles.is_open))
             rows, depth = tiles.batches * tiles.weight_rows * knobs.weights, tiles.weight_row
             weight = Slot("operand", key, self._map(rows, depth, depth, knobs.features))
-        slots = [slot for each in (self.prologue, self.between, self.epilogue) for slot in each.slots]
-        extra = {"workspace": knobs.split > 1, "extent": tiles.is_open}
-        return (
-            src,
-            weight,
-            *slots,
-            Slot("dst"),
-            *(Slot(kind) for kind, is_there in extra.items() if is_there),
-        )
+        return src, weight
 
     def _map(self, rows: int, depth: int, stride: int, box: int) -> TensorMap:
         """Rows of so much depth, which the copy engine takes `box` at a time."""
         return TensorMap(self.kernel.src.dtype, (rows, depth), (stride, 1), (box, self.knobs.depth), (1, 1))
 
-    def source(self) -> Source:
-        """The whole kernel."""
-        knobs, tiles = self.knobs, self.tiles
-        shell = Shell(self.kernel, self.title, self.text, self.slots)
-        with shell.body():
-            self._tile()
-            self._rows()
-            self._features()
-            self._sum()
-            if knobs.split > 1:
-                self._arrive()
-            else:
-                self._finish()
-        options = (("num_warps", knobs.warps), ("num_stages", knobs.stages))
-        return shell.source(tiles.programs, options, workspace_bytes=tiles.workspace_bytes, parts=knobs.split)
+    def write_body(self) -> None:
+        self._tile()
+        self._rows()
+        self._features()
+        self._sum()
+        if self.knobs.split > 1:
+            self._arrive()
+        else:
+            self._finish()
 
     # ---- where the tile lies
 

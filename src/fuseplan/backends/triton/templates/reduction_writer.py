@@ -8,13 +8,13 @@ several, it joins each block's numbers to its state, which is corrected when the
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import reduce
 
 from fuseplan.backends.lattice import Axis, Lattice
 from fuseplan.backends.triton import dialect
-from fuseplan.backends.triton.elementwise import argument
+from fuseplan.backends.triton.elementwise import argument, load_src
 from fuseplan.backends.triton.index import (
     ACROSS,
     ALL,
@@ -26,10 +26,9 @@ from fuseplan.backends.triton.index import (
     as_index,
     ceil_div,
     counted,
-    number,
     offset,
 )
-from fuseplan.backends.triton.shell import Shell, of_launch, programs_of
+from fuseplan.backends.triton.shell import Writer, of_launch, programs_of
 from fuseplan.backends.triton.storage import Storage, named
 from fuseplan.backends.triton.template import GpuTemplate
 from fuseplan.backends.triton.templates.normalization_meeting import Meeting
@@ -43,8 +42,7 @@ from fuseplan.backends.triton.templates.reduction_tiles import (
     name_of,
     once,
 )
-from fuseplan.backends.triton.text import Text
-from fuseplan.kernels.emit import Slot, Source
+from fuseplan.kernels.emit import Slot
 from fuseplan.kernels.kernel import Kernel, Stage
 from fuseplan.language.parts import part_of
 from fuseplan.language.reduction import INDEX, Part, Statistic
@@ -61,12 +59,14 @@ class ReductionKnobs(GpuTemplate):
     warps: int
 
 
-class ReductionWriter:
+class ReductionWriter(Writer):
     """Writes one kernel."""
 
+    entry = "reduction"
+
     def __init__(self, knobs: ReductionKnobs, kernel: Kernel, title: str) -> None:
-        self.knobs, self.kernel, self.title = knobs, kernel, title
-        self.lattice, self.text = Lattice(kernel), Text()
+        super().__init__(kernel, title)
+        self.knobs, self.lattice = knobs, Lattice(kernel)
         self.compute = named(kernel.compute_dtype, "tl")
         self.storage = Storage(self.text, "tl", kernel.compute_dtype)
         self.table = dialect.table(self.text, "tl", kernel.dst.dtype, kernel.compute_dtype)
@@ -74,7 +74,7 @@ class ReductionWriter:
         self.cells = of_launch(kernel, self.lattice.cell_count)
         self.groups = ceil_div(self.cells, knobs.cells)
         reach = max(kernel.src.span, kernel.dst.span) + knobs.cells * knobs.elements
-        self.is_wide = kernel.open_axis is not None or reach >= WIDE
+        self.is_wide = self.is_open or reach >= WIDE
         most = max((len(each.parts) for each in kernel.statistics), default=0)
         self.meeting = Meeting(
             self.text, knobs.programs, int(self.groups.high), knobs.cells, most, self.compute, repeats=False
@@ -86,45 +86,29 @@ class ReductionWriter:
         parameters = [key for key in kernel.parameters if key in used]
         self.indices = {each.key for each in kernel.indices}
         self.known = {key: argument(Slot("parameter", key)) for key in parameters}
-        self.slots = (
+        self.workspace_bytes = self.meeting.workspace_bytes
+        together = (("cooperative", 1),) * self.meeting.is_needed
+        self.options = (("num_warps", knobs.warps), ("num_stages", 1), *together)
+        self.programs = programs_of(kernel, self.lattice.cell_count, knobs.cells, knobs.programs)
+        self.tensors = (
             Slot("src"),
             *(Slot("operand", each.key) for each in kernel.operands),
             *(Slot("parameter", key) for key in parameters),
             Slot("dst"),
             *(Slot("result", each.key) for each in kernel.outputs),
-            *((Slot("workspace"),) if self.meeting.is_needed else ()),
-            *((Slot("extent"),) if kernel.open_axis is not None else ()),
         )
 
-    def source(self) -> Source:
-        """The whole kernel."""
-        shell = Shell(self.kernel, self.title, self.text, self.slots, entry="reduction")
+    def _pairs(self) -> None:
+        """The functions of two values."""
         joins = {part.join for each in self.kernel.statistics for part in each.parts}
-        for join in sorted(joins & PAIRED.keys()):
-            self._pair(*PAIRED[join])
-        with shell.body():
-            self._body()
-        options = [("num_warps", self.knobs.warps), ("num_stages", 1)]
-        options += [("cooperative", 1)] if self.meeting.is_needed else []
-        return shell.source(
-            programs_of(self.kernel, self.lattice.cell_count, self.knobs.cells, self.knobs.programs),
-            options,
-            workspace_bytes=self.meeting.workspace_bytes,
-        )
+        for name, joined in (PAIRED[join] for join in sorted(joins & PAIRED.keys())):
+            with self.text.function(f"{name}(x, other)"):
+                self.text.line(f"return {joined}")
 
-    def _pair(self, name: str, joined: str) -> None:
-        """A function of two values."""
-        with self.text.function(f"{name}(x, other)"):
-            self.text.line(f"return {joined}")
-
-    def _body(self) -> None:
+    def write_body(self) -> None:
+        self._pairs()
         text, knobs = self.text, self.knobs
-        program = number("tl.program_id(0)", self.groups * knobs.programs)
-        if knobs.programs > 1 and self.groups.high > 1:
-            program = text.index("program", program)
-        self.member = text.index("member", program % knobs.programs)
-        group = text.index("group", program // knobs.programs)
-        self.meeting.begin()
+        self.member, group = self.meeting.begin(self.groups)
         cell = group.wide(self.is_wide) * knobs.cells + arange(knobs.cells)
         self.cell = text.index("cell", cell)
         self.has_cell = text.mask("has_cell", self.cell < self.cells).at(DOWN)
@@ -198,7 +182,12 @@ class ReductionWriter:
             zeros = f"tl.zeros(({self.knobs.cells}, {self.knobs.elements}), tl.int32)"
             where = Index(f"{zeros} + {where}" if where.constant else zeros)
         address = pointer if where.constant == 0 else f"{pointer} + {where}"
-        loaded = self.text.let(name, f"tl.load({address}{mask.guard()})")
+        is_row = is_src and self.kernel.lookup
+        loaded = (
+            load_src(self.text, self.kernel, where, mask.guard())
+            if is_row
+            else self.text.let(name, f"tl.load({address}{mask.guard()})")
+        )
         return self.storage.widen(dtype, loaded, name)
 
     # ---- formulas
@@ -322,7 +311,7 @@ class ReductionWriter:
     def _write_cells(self) -> None:
         """One element of each cell; the first program of a group writes it."""
         tile = self._made({}, ALL)
-        with self._once_a_group():
+        with self.meeting.first():
             if self.kernel.results:  # they share logarithms with dst
                 self.table = dict(once(self.table))
             x = self._applied(self.kernel.epilogue, self._of_cells, tile, keeps=True)
@@ -334,10 +323,6 @@ class ReductionWriter:
         """A number of the cells: formulas that come to a number have its shape."""
         return self.known[self.kernel.statistics[0].names[0]]
 
-    def _once_a_group(self) -> AbstractContextManager[None]:
-        """What the first program of a group does for all."""
-        return self.text.block("if member == 0") if self.meeting.is_needed else nullcontext()
-
     def _write_results(self, tile: Tile) -> None:
         """The outputs that are made of statistics."""
         for result in self.kernel.results:
@@ -346,7 +331,7 @@ class ReductionWriter:
 
     def _write(self, held: list[Tile] | None) -> None:
         """All elements: those at hand, or read once more."""
-        with self._once_a_group() if self.kernel.results else nullcontext():
+        with self.meeting.first() if self.kernel.results else nullcontext():
             self._write_results(self._made({}, ALL))
         self.text.line("# dst")
         if held:

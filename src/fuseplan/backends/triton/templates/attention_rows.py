@@ -1,0 +1,143 @@
+"""Rows of tensors in pieces: lines that attention and its gradients in Triton share.
+
+A row of 96 elements is a piece of 64 and one of 32, each a factor of a product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fuseplan.backends.triton.elementwise import Place
+from fuseplan.backends.triton.index import ACROSS, DOWN, Index, Mask, arange, as_index, power_of_two
+from fuseplan.backends.triton.shell import programs_of
+from fuseplan.backends.triton.template import GpuTemplate
+from fuseplan.backends.triton.templates.attention_scores import Scores
+from fuseplan.kernels.emit import Slot
+from fuseplan.kernels.kernel import Kernel
+from fuseplan.language.layouts import image_strides
+
+LEAST = 16  # the smallest extent of a product's factor
+
+
+@dataclass(frozen=True)
+class AttentionKnobs(GpuTemplate):
+    """The fields of `GpuAttention`, which says what they mean."""
+
+    rows: int
+    keys: int
+    parts: int
+    warps: int
+    stages: int
+
+
+def pieces(size: int) -> tuple[int, ...]:
+    """Powers of two that hold a row together: 96 as 64 and 32, where one would be padded to 128."""
+    whole = power_of_two(max(size, LEAST))
+    first = whole // 2
+    rest = power_of_two(max(size - first, LEAST))
+    return (whole,) if first < LEAST or rest >= first or first + rest >= whole else (first, rest)
+
+
+def padded(size: int) -> int:
+    """Elements of all pieces of a row."""
+    return sum(pieces(size))
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Elements of a row that one product takes: their numbers, and which of them there are."""
+
+    at: Index
+    exists: Mask
+    size: int
+
+
+def pieces_of(size: int, is_wide: bool) -> list[Piece]:
+    """The pieces of a row."""
+    found, start = list[Piece](), 0
+    for width in pieces(size):
+        at = start + arange(width).wide(is_wide)
+        found.append(Piece(at, at < size, width))
+        start += width
+    return found
+
+
+Pieces = list[tuple[str, Piece]]  # the names of a tile's pieces
+
+
+class Rows(Scores):
+    """What kernels of attention in Triton share besides: rows in pieces, loaded and stored by pointers.
+
+    `query` are the rows of a tile, and `has_row` says which of them there are; a template sets both.
+    """
+
+    has_row: Mask
+
+    def __init__(self, knobs: AttentionKnobs, kernel: Kernel, title: str, few: int) -> None:
+        super().__init__(kernel, title, few, knobs.rows, knobs.keys)
+        self.knobs, self.entry, self.parts = knobs, knobs.name, knobs.parts
+        self.options = (("num_warps", knobs.warps), ("num_stages", knobs.stages))
+        self.programs = programs_of(kernel, self.heads.groups, 1, self.tiles)
+        self.tensors = (
+            Slot("src"),
+            *(Slot("operand", each.key) for each in self.beside.values()),
+            *self.epilogue.slots,
+            Slot("dst"),
+            *(Slot("result", each.key) for each in kernel.results),
+        )
+        self.exact = ', input_precision="ieee"' if kernel.src.dtype == "f32" else ""
+
+    def joined(self, mask: Mask) -> Mask:
+        """A mask as loads and stores have it."""
+        return mask
+
+    def length(self) -> Index:
+        """How many keys the tile's image has; written where a tensor says it."""
+        keys = self.made.keys
+        if not self.made.is_padded:
+            return as_index(keys)
+        length = f"tl.load({self.pointer('lengths')} + {self.batch})"
+        self.text.line(f"length = tl.minimum(tl.maximum({length}, 0), {keys})")
+        return Index("length", 0, keys)
+
+    def begin(self, role: str, name: str, head: Index, row: Index) -> tuple[Index, int]:
+        """Writes where rows of a tensor begin; with the stride of their elements."""
+        n, c, h, s = self.kernel.src.element_strides
+        if role != "query":
+            n, h, s, c = self.beside[role].strides
+        return self.text.index(name, self.batch * n + head * h + row.wide(self.is_wide) * s), c
+
+    def load(self, role: str, name: str, begin: str, head: Index, row: Index, exists: Mask) -> Pieces:
+        """Loads rows of a tensor, in pieces that have `name`; `begin` says where the rows do."""
+        pointer, size = "src", self.made.size
+        if role != "query":
+            pointer, size = self.pointer(role), self.beside[role].shape[-1]
+        at, step = self.begin(role, begin, head, row)
+        tile: Pieces = []
+        for piece in pieces_of(size, self.is_wide):
+            mask = self.joined(exists.at(DOWN) & piece.exists.at(ACROSS))
+            where = at.at(DOWN) + (piece.at * step).at(ACROSS)
+            tile.append((self.text.let(name, f"tl.load({pointer} + {where}{mask.guard()})"), piece))
+        return tile
+
+    def zeros(self, name: str, size: int) -> Pieces:
+        """Sums of a tile's rows, in pieces."""
+        return [
+            (self.text.let(name, f"tl.zeros([{self.rows}, {piece.size}], tl.float32)"), piece)
+            for piece in pieces_of(size, self.is_wide)
+        ]
+
+    def store(self, sums: Pieces, made: Callable[[str], str]) -> None:
+        """What is `made` of each piece of the sums, through the epilogue to dst."""
+        n, c, h, s = self.kernel.dst.element_strides
+        inner, row = image_strides(self.kernel.dst.shape, (n, c, h, s)), self.query.wide(self.is_wide)
+        begin = self.text.index("dst_row", self.batch * n + self.head * h + row * s).at(DOWN)
+        within = (self.head * inner[2] + row * inner[3]).at(DOWN)
+        for name, piece in sums:
+            ends = piece.exists.at(ACROSS)
+            mask = self.joined(self.has_row.at(DOWN) & ends)
+            element = begin + (piece.at * c).at(ACROSS)
+            inside = within + (piece.at * inner[1]).at(ACROSS)
+            place = Place(f"({element})", str(piece.at.at(ACROSS)), f"({inside})", str(mask), str(ends))
+            self.epilogue.store(made(name), place)
