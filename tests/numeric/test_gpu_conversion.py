@@ -13,7 +13,7 @@ from fuseplan.backends.triton.toolchain import types_of
 from fuseplan.kernels.lower import lower
 from fuseplan.kernels.match import match
 from fuseplan.kernels.target import parse_target
-from fuseplan.language.dtypes import DTYPES, dtype_of, narrow, widen
+from fuseplan.language.dtypes import CONVERTED, dtype_of, narrow, widen
 from fuseplan.ops.conversion import CONVERSIONS
 from fuseplan.plans.plan import FusionPlan
 from interpreted import assert_interpreted, interpret
@@ -37,7 +37,7 @@ def test_samples(plan: str) -> None:
 
 
 @pytest.mark.parametrize("compute", COMPUTE)
-@pytest.mark.parametrize("dtype", [name for name in DTYPES if name != "f64"])
+@pytest.mark.parametrize("dtype", [name for name in CONVERTED if name != "f64"])
 def test_every_number_is_rounded_as_numpy_does(dtype: str, compute: str) -> None:
     with np.errstate(over="ignore"):
         x = floats(dtype_of(dtype)).astype(dtype_of(compute).array)
@@ -46,7 +46,7 @@ def test_every_number_is_rounded_as_numpy_does(dtype: str, compute: str) -> None
 
 
 @pytest.mark.parametrize("compute", COMPUTE)
-@pytest.mark.parametrize("dtype", [name for name in DTYPES if name not in COMPUTE])
+@pytest.mark.parametrize("dtype", [name for name in CONVERTED if name not in COMPUTE])
 def test_every_element_is_widened_exactly(dtype: str, compute: str) -> None:
     codes = every_code(dtype_of(dtype))
     want = exact_codes(dtype_of(dtype)).astype(dtype_of(compute).array)
@@ -69,7 +69,7 @@ def test_operators_behind_a_cast_see_the_rounded_number(chain: str, tensor: str)
 @pytest.mark.part(3)
 @pytest.mark.parametrize("target", ["triton:sm_80", "triton:sm_90", "triton:gfx942"])
 @pytest.mark.parametrize("compute", COMPUTE)
-@pytest.mark.parametrize("dtype", [name for name in DTYPES if name != "f64"])
+@pytest.mark.parametrize("dtype", [name for name in CONVERTED if name != "f64"])
 def test_every_dtype_compiles(dtype: str, compute: str, target: str) -> None:
     known = parse_target(target)
     for text in (f"{compute}[4x1000] -> cast({dtype})", f"{dtype}[4x1000] -> cast({compute})"):
