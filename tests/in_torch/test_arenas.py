@@ -11,6 +11,7 @@ from torch import nn
 
 import fuseplan.torch as fused
 from fuseplan.torch.arenas import Arenas
+from fuseplan.torch.kernels import kernel_on
 
 F = nn.functional
 SHAPE = (2, 6, 8, 8)
@@ -201,3 +202,46 @@ def test_an_operand_that_a_plan_makes_is_read_in_each_call(dtype: torch.dtype) -
         tensors = torch.randn(5, 16, dtype=dtype), torch.randn(2, 16, dtype=dtype)
         with torch.no_grad():
             torch.testing.assert_close(module(*tensors), Excited.forward(module, *tensors))
+
+
+class Turned(nn.Module):  # type: ignore[misc]
+    """Rotary embedding, whose kernel packs its tables: of numbers, or of a call."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.query = kind, nn.Linear(20, 24)
+
+    def forward(self, src: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        query = self.query(src).view(2, 7, 2, 12).transpose(1, 2)
+        places = torch.arange(7.0) if self.kind == "constant" else places
+        angles = (places[:, None] * 10.0 ** -torch.arange(6)).repeat(1, 2)
+        first, second = query.chunk(2, -1)
+        turned = torch.cat((-second, first), -1)
+        return query * (angles.cos() * 0.5) + turned * (angles.sin() * 0.5)
+
+
+class Scaled(nn.Module):  # type: ignore[misc]
+    """A kernel that packs a column of what a plan makes, and reads a value of torch's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.scales = nn.Linear(20, 9), nn.Sequential(nn.Linear(7, 5), nn.Linear(5, 5))
+
+    def forward(self, src: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        made = self.linear(src) * self.scales(rows)[:, 1]
+        return F.relu(made + between(src[..., :9].contiguous()))
+
+
+@pytest.mark.parametrize("kind", ["constant", "call", "scaled"])
+def test_operands_are_packed_when_they_are_there(kind: str) -> None:
+    """And not before a plan has made them; nor is any kept for longer than it is read."""
+    module = Scaled().eval() if kind == "scaled" else Turned(kind).eval()
+    rows = (9, 7) if kind == "scaled" else (7,)
+    whole = fused.fuse(module, torch.randn(2, 7, 20), torch.randn(rows))
+    assert any(word in str(each.plan) for each in whole.fusion.cut.sites for word in ("rotary", "scale ->"))
+    for _ in range(3):
+        src, places = torch.randn(2, 7, 20), torch.randn(rows)
+        _close((whole(src, places),), (module(src, places),))
+    if kind == "scaled":
+        kernel = kernel_on("[bsc] -> linear(9) -> bias -> scale -> add -> relu", src)
+        assert len(kernel._packed) == 1

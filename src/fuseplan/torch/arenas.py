@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import fx
 
-from fuseplan.execution.run import BoundPlan
 from fuseplan.graph.memory import arena, plan
 from fuseplan.torch.cutting import WITHIN, first
 from fuseplan.torch.kernels import Tensors, aligned, content, kernel_on
@@ -114,9 +113,7 @@ class _Arena:
         if node.op == "get_attr":
             return getattr(module, str(node.target))
         if node in self._lives.bound:
-            operators = node.meta[WITHIN] if node in self._lives.parts else node.args[0]
-            out = self._outs.get(node)
-            return _launch(node, operators, known, self._lives.strides[node], out, self.uncounted)
+            return self._launch(node, known)
         if node in self._outs:
             return self._outs[node]
         if node.target is first and node.args[0] in self._outs:
@@ -124,32 +121,29 @@ class _Arena:
         args, kwargs = fx.map_arg((node.args, node.kwargs), known.__getitem__)
         return node.target(*args, **kwargs)
 
+    def _launch(self, node: fx.Node, known: Values) -> Callable[..., Any]:
+        """A launch as a function of its src, where that is not known, that gives the output."""
+        plain_operators, src, operands = node.args
+        operators = node.meta[WITHIN] if node in self._lives.parts else plain_operators
+        given, out = [known[each] for each in operands], self._outs.get(node)
+        strides, changing = self._lives.strides[node], self._lives.changing(node)
+        if src in known:
+            kernel, plain = kernel_on(operators, known[src]), aligned(known[src])
+            bound, late = kernel.bound(given, self.uncounted, changing)
+            is_plain = out is not None and not late
+            return bound.launcher(plain, out) if is_plain else partial(bound, plain, out, **late)
+        bounds: list[Callable[..., Any]] = []
 
-def _launch(
-    node: fx.Node,
-    operators: str,
-    known: Values,
-    strides: tuple[int, ...],
-    out: torch.Tensor | None,
-    uncounted: Uncounted,
-) -> Callable[..., Any]:
-    """A launch as a function of its src, where that is not known, that gives the output."""
-    plain_operators, src, operands = node.args
-    given = [known[each] for each in operands]
-    if src in known:
-        bound, plain = kernel_on(operators, known[src]).bound(given, uncounted), aligned(known[src])
-        return partial(bound, plain) if out is None else bound.launcher(plain, out)
-    bounds: list[BoundPlan] = []
+        def launch(src: torch.Tensor) -> Any:
+            if src.stride() != strides:  # of an operator that gives another layout than it tells
+                (made,) = launched(plain_operators, src, [*map(torch.clone, given)])
+                return made if out is None else out.copy_(made)
+            if not bounds:
+                bound, late = kernel_on(operators, src).bound(given, self.uncounted, changing)
+                bounds.append(partial(bound, **late))
+            return bounds[0](aligned(src), out)
 
-    def launch(src: torch.Tensor) -> torch.Tensor:
-        if src.stride() != strides:  # of an operator that gives another layout than it tells
-            (made,) = launched(plain_operators, src, given)
-            return made if out is None else out.copy_(made)
-        if not bounds:
-            bounds.append(kernel_on(operators, src).bound(given, uncounted))
-        return bounds[0](aligned(src), out)
-
-    return launch
+        return launch
 
 
 def _written(graph: fx.Graph, lives: Lifetimes) -> tuple[fx.GraphModule, list[fx.Node]]:
@@ -178,7 +172,9 @@ def _written(graph: fx.Graph, lives: Lifetimes) -> tuple[fx.GraphModule, list[fx
         elif node.op == "output":
             made.output(fx.map_arg(node.args[0], value))
         elif node not in lives.known:
-            values[node] = made.node_copy(node, value)
+            args = {each: value(each) for each in node.all_input_nodes}
+            args |= {each: made.call_method("clone", (args[each],)) for each in lives.rewritten(node)}
+            values[node] = made.node_copy(node, args.__getitem__)
     return fx.GraphModule({}, made), slots
 
 

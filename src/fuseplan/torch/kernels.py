@@ -6,7 +6,7 @@ import contextlib
 import functools
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -172,16 +172,21 @@ class Kernel:
         made = self._bound(given)[0](aligned(src), **values)
         return list(made[: 1 + len(self.plan.results)]) if isinstance(made, tuple) else [made]
 
-    def bound(self, given: Tensors, uncounted: list[tuple[torch.Tensor, bytes]]) -> BoundPlan:
-        """The plan with all operands bound; those per element lie as the kernel reads them.
+    def bound(
+        self, given: Tensors, uncounted: list[tuple[torch.Tensor, bytes]], changing: Collection[int]
+    ) -> tuple[BoundPlan, dict[str, torch.Tensor]]:
+        """The plan with all operands bound, and the operands that each call has to give nevertheless.
 
         Args:
-            given: the tensors besides src.
+            given: the tensors besides src; those per element lie as the kernel reads them.
             uncounted: takes the packed ones that torch writes without counting, with their elements.
+            changing: the places of those with other elements in each call, which cannot be packed once.
         """
-        made, told = self._bound(given)
+        made, told = (self._bind(given), {}) if changing else self._bound(given)
         uncounted += [(given[place], elements) for place, elements in told.items()]
-        return made.further({self._keys[place]: given[place] for place in self._per_call})
+        late = {self._keys[place]: given[place] for place in self._constant if place in changing}
+        late = {key: each for key, each in late.items() if key not in made.lent}
+        return made.further({self._keys[place]: given[place] for place in self._per_call}), late
 
     def _bound(self, given: Tensors) -> tuple[BoundPlan, Mapping[int, bytes]]:
         """The plan with the constant operands bound, as they were packed before where they are the same.

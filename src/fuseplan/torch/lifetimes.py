@@ -21,12 +21,8 @@ from fuseplan.torch.operator import launched, readable
 
 aten = torch.ops.aten
 UNWRITTEN = (aten.empty.memory_format, aten.empty_strided.default)  # their elements are any
-COPYING = (
-    laid_out,
-    first,
-    joined,
-    operator.getitem,
-)  # of Python: the same elements, copied where they lie otherwise
+# Of Python: functions of the tensors that they read, in memory of their own or in that of one of these.
+COPYING = (laid_out, first, joined, operator.getitem, launched)
 
 
 Part = tuple[fx.Node, int, int, int]  # of a joined value: the value, the axis, the begin, the extent
@@ -41,6 +37,7 @@ class Lifetimes:
 
     Attributes:
         known: the nodes with such values.
+        constant: those of them that calls do not change: the module's own, and functions of these.
         bound: the launches; their src may be a call's.
         strides: of the src of each of them.
         buffers: places for their outputs that do not leave the graph, and for values that join some.
@@ -49,6 +46,7 @@ class Lifetimes:
     """
 
     known: set[fx.Node] = field(default_factory=set)
+    constant: set[fx.Node] = field(default_factory=set)
     bound: set[fx.Node] = field(default_factory=set)
     strides: dict[fx.Node, tuple[int, ...]] = field(default_factory=dict)
     buffers: dict[fx.Node, Buffer] = field(default_factory=dict)
@@ -65,10 +63,13 @@ class Lifetimes:
             own: how many of its first inputs are the module's own tensors.
         """
         values = _Values(module)
-        made, constant = cls(), set[fx.Node]()
+        made = cls()
         for place, node in enumerate(module.graph.nodes):
-            if node.op == "get_attr" or (node.op == "placeholder" and place < own):
-                constant.add(node)
+            is_function = node.op == "call_function" and made.constant.issuperset(node.all_input_nodes)
+            is_own = node.op == "get_attr" or (node.op == "placeholder" and place < own)
+            if is_own or (is_function and (values.is_view(node) or values.is_copy(node))):
+                made.constant.add(node)
+                made.known.add(node)
             elif node.target is launched:
                 made._launch(node, place, values)
             elif node.target is first and node.args[0] in made.buffers:
@@ -76,12 +77,17 @@ class Lifetimes:
             elif node.target is joined and _storage(values.found[node]) not in values.leaving:
                 made._join(node, place, values)
             elif node.op == "call_function" and made.known.issuperset(node.all_input_nodes):
-                is_constant = constant.issuperset(node.all_input_nodes)
-                if values.is_view(node) or (is_constant and values.is_copy(node)):
-                    made.known.add(node)
-                    constant |= {node} if is_constant else set()
-            made.known |= constant
+                made.known |= {node} if values.is_view(node) else set()
         return made
+
+    def changing(self, node: fx.Node) -> list[int]:
+        """The places of a launch's operands with other elements in each call."""
+        return [place for place, each in enumerate(node.args[2]) if each not in self.constant]
+
+    def rewritten(self, node: fx.Node) -> list[fx.Node]:
+        """The operands of an unbound launch that lie in an arena: packed copies live with their tensor."""
+        given = node.args[2] if node.target is launched else ()
+        return [each for each in given if each in self.known and each not in self.constant]
 
     def _launch(self, node: fx.Node, place: int, values: _Values) -> None:
         if not self.known.issuperset(node.args[2]) or not values.is_read_in_place(node):
