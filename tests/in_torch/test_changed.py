@@ -75,6 +75,33 @@ def _untie(module: Rows) -> None:
     module.down.weight = nn.Parameter(torch.randn(6, 6))
 
 
+class Words(nn.Embedding):  # type: ignore[misc]
+    """A call whose tensors tell nothing of the parameters."""
+
+    def __init__(self) -> None:
+        super().__init__(9, 6)
+        self.rows = Rows()
+
+    def forward(self, src: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.rows(super().forward(src))
+        return made
+
+
+def test_parameters_of_another_type_are_seen() -> None:
+    module, src = Words(), torch.tensor([[1, 4, 8]])
+    whole = fused.fuse(module, src)
+    with torch.no_grad():
+        _same(whole(src), module(src))
+        module.double()
+        with pytest.warns(UserWarning, match="other tensors, submodules"):
+            assert whole(src).dtype == torch.float64
+        module.float().rows.up.to("meta")
+        with pytest.raises(RuntimeError, match="meta"):
+            whole(src)
+    with pytest.raises(ArgumentError, match=r"the tensors of `linear\(2\)` lie on cpu and meta"):
+        fused.run("linear(2)", torch.randn(3, 4), weight=torch.randn(2, 4, device="meta"))
+
+
 @pytest.mark.parametrize("change", [_replace, _untie])
 def test_parts_that_are_replaced_are_seen(change: Callable[[Rows], None]) -> None:
     torch.manual_seed(0)

@@ -283,6 +283,24 @@ def test_modules_that_cannot_be_exported_are_refused() -> None:
         fused.fuse(nn.Linear(3, 3), torch.randn(3, 3, device="meta"))
     with pytest.raises(ArgumentError, match="on one device; got none"):
         fused.fuse(nn.Identity(), 3)
+    with pytest.raises(ArgumentError, match=r"does `module\(\*example_inputs\)` run\?"):
+        fused.fuse(nn.Linear(3, 3))
+    with pytest.raises(ArgumentError, match=r"fuse takes an nn.Module .* got a function"):
+        fused.fuse(_compiled, torch.randn(3))
+
+
+def test_results_that_torch_export_does_not_know_are_refused() -> None:
+    class Cache:
+        kept = torch.ones(3)
+
+    class Caching(nn.Module):  # type: ignore[misc]
+        def forward(self, src: torch.Tensor) -> tuple[torch.Tensor, Cache]:
+            return src + 1, Cache()
+
+    with pytest.raises(
+        ArgumentError, match=r"Cache.*a known type\.\n  return tensors in tuples.*use_cache = False"
+    ):
+        fused.fuse(Caching(), torch.randn(3))
 
 
 def _compiled(module: nn.Module, **options: object) -> Callable[..., torch.Tensor]:
@@ -296,6 +314,8 @@ def test_other_options_of_the_backend_are_refused(options: dict[str, object]) ->
         _compiled(nn.ReLU(), **options)(torch.randn(3))
     with pytest.raises(Exception, match="times plans beside torch's own operators: leave `rest` out"):
         _compiled(nn.ReLU(), rest="inductor", choose="measured")(torch.randn(3))
+    with pytest.raises(Exception, match="mode='max-autotune' is Inductor's"):
+        torch.compile(nn.ReLU(), backend=compile_graph, mode="max-autotune")(torch.randn(3))
 
 
 def _calls_of(run: Callable[[], object]) -> int:
@@ -394,3 +414,14 @@ def test_factors_are_rounded_where_torch_rounds_them(device: str, conv: str, lin
         graph = read(make_fx(model)(src, weight, square)).graph
     found = [vars(node.op.op)["precision"] for node in graph.nodes if isinstance(node.op, Layer)]
     assert found == [conv, linear, linear]
+
+
+def test_bounds_in_torchs_spellings() -> None:
+    class Bounds(nn.Module):  # type: ignore[misc]
+        def forward(self, src: torch.Tensor) -> torch.Tensor:
+            return F.relu6(src) + src.clamp_min(0.5) - torch.clamp_max(src, -0.5) * F.hardtanh(src)
+
+    src = 9 * torch.randn(3, 7)
+    whole = fused.fuse(Bounds(), src)
+    assert {row.state for row in whole.report.operators} == {"fused"}
+    torch.testing.assert_close(whole(src), Bounds()(src))

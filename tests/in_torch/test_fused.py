@@ -329,6 +329,10 @@ def test_plans_of_layers_print_as_plans() -> None:
         "f32[2x6x7x5, nhwc] -> conv2d(11, kernel=3, padding=1) -> bias -> batch_norm -> relu"
     )
     assert [each.shape for each in plan.operands] == [tuple(each.shape) for each in fused.operands_of(block)]
+    with pytest.raises(
+        PlanError, match=r"the layers do not take f32\[2x5\]\n\n.*weight \(4, 3\) of theirs; want"
+    ):
+        fused.plan_of(nn.Linear(3, 4), torch.randn(2, 5))
 
 
 def test_copies_of_constants_are_kept() -> None:

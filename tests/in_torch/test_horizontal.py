@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -99,3 +101,18 @@ def test_branches_are_checked_and_timed_beside_torch(tmp_path: Path, monkeypatch
         assert site.measured.peer_error < 1e-4
     with torch.no_grad():
         close(module, whole, src)
+
+
+BARE = """
+sys.modules["ml_dtypes"] = None  # type: ignore[assignment]
+from tests.in_torch.test_horizontal import Heads
+module = Heads().to(torch.bfloat16)
+print(len(fuseplan.torch.fuse(module, torch.ones(2, 32, 32, dtype=torch.bfloat16)).fusion.cut.sites))
+"""
+
+
+def test_bfloat16_that_numpy_does_not_know() -> None:
+    """As in a process where nobody imports ml_dtypes."""
+    command = [sys.executable, "-c", f"import sys, torch, fuseplan.torch{BARE}"]
+    child = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert child.stdout == "2\n", child.stderr

@@ -29,7 +29,7 @@ from fuseplan.graph.pads import Anchor, anchors
 from fuseplan.graph.region import Region, regions
 from fuseplan.graph.rotations import readings, rotation
 from fuseplan.graph.rules import Rule
-from fuseplan.graph.type import Type, numpy_dtype
+from fuseplan.graph.type import Type, numpy_dtype, word_of
 from fuseplan.graph.why import Reason, Why
 from fuseplan.graph.write import Bound, Stage, Unwritten, folded, names_in, written
 from fuseplan.kernels.target import Target
@@ -347,7 +347,7 @@ class _Finder:
         operands: dict[str, Bound] = {}
         for step, stage in zip(plan.steps, stages, strict=True):
             for name, given in stage.operands.items():
-                is_wide = not names_in(given) and given.dtype not in (numpy_dtype(src.dtype), bool)  # type: ignore[union-attr]
+                is_wide = not names_in(given) and word_of(given.dtype) not in (src.dtype, "bool")  # type: ignore[union-attr]
                 operands[step.keys[name]] = given.astype(dtype) if is_wide else given  # type: ignore[union-attr]
         named = tuple(dict.fromkeys(stage.rule for stage in stages if stage.rule))
         return Site(plan, records, nodes, start, head, operands, ended, rules=named)

@@ -20,7 +20,7 @@ from fuseplan.graph.node import Node
 from fuseplan.graph.norms import in_order
 from fuseplan.graph.op import Tensor
 from fuseplan.graph.ops import VIEWS, Foreign, Slice
-from fuseplan.graph.type import Type, numpy_dtype
+from fuseplan.graph.type import Type, bits_of
 from fuseplan.graph.why import Reason, Why
 from fuseplan.graph.write import Bound, joined, names_in
 from fuseplan.language.layouts import same_strides
@@ -256,7 +256,7 @@ def _results(site: Site) -> dict[str, Tensor]:
 
 
 def _alone(made: Type | TensorSpec, strides: Sequence[int]) -> Tensor:
-    return Buffer(made.shape or (), tuple(strides), numpy_dtype(made.dtype), 0, 0).alone()
+    return Buffer(made.shape or (), tuple(strides), bits_of(made.dtype), 0, 0).alone()
 
 
 def _strides(lying: Tensor, shape: tuple[int, ...]) -> tuple[int, ...] | None:

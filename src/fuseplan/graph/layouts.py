@@ -9,7 +9,7 @@ from fuseplan.graph.layer import Layer
 from fuseplan.graph.memory import Buffer
 from fuseplan.graph.op import GraphOp
 from fuseplan.graph.ops import VIEWS, Foreign, Permute, Slice
-from fuseplan.graph.type import Type, numpy_dtype
+from fuseplan.graph.type import Type, bits_of
 from fuseplan.language.layouts import LAYOUTS, channel_names, dense, order_of
 
 
@@ -49,7 +49,7 @@ def strides_in(graph: Graph, name: str) -> tuple[int, ...] | None:
     if maker is None or isinstance(maker.op, Foreign) or not is_range or 0 in (graph.types[name].shape or ()):
         return None
     made = graph.types[name]
-    memory = Buffer(made.shape or (), strides_of(made), numpy_dtype(made.dtype), 0, 0).alone()
+    memory = Buffer(made.shape or (), strides_of(made), bits_of(made.dtype), 0, 0).alone()
     array = memory
     for op in views:
         (array,) = op.evaluate([array])

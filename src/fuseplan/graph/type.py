@@ -124,6 +124,11 @@ def numpy_dtype(word: str) -> np.dtype[Any]:
         raise PlanError(f"NumPy has no dtype {shown(word)}") from None
 
 
+def bits_of(word: str) -> np.dtype[Any]:
+    """A dtype of as many bytes as an element's, which NumPy has for each word: it tells how elements lie."""
+    return np.dtype(f"V{itemsize(word)}")
+
+
 def itemsize(word: str) -> int:
     """Bytes of an element; 0 for texts and for values that are no tensors."""
     return (

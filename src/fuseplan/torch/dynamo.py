@@ -39,7 +39,9 @@ class Options:
         known = {name: get_args(hint) for name, hint in get_type_hints(cls).items() if name != "rules"}
         if any(value not in known.get(name, ()) for name, value in given.items() if name != "rules"):
             told = ", ".join(f"{name}={' or '.join(map(repr, values))}" for name, values in known.items())
-            raise ArgumentError(f"the backend fuseplan has the options {told}; got {dict(given)}")
+            raise ArgumentError(
+                f"the backend fuseplan has the options {told}, rules=[...]; got {dict(given)}"
+            )
         made = cls(**given)
         if made.rest == "inductor" and made.choose == "measured":
             raise ArgumentError(
@@ -79,7 +81,10 @@ def _boxed(module: fx.GraphModule) -> Callable[..., Any]:
 
 
 def compile_graph(
-    given: fx.GraphModule, inputs: Sequence[Any], options: Mapping[str, Any] | None = None
+    given: fx.GraphModule,
+    inputs: Sequence[Any],
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
 ) -> Callable[..., Any]:
     """The backend that torch.compile calls with each of its graphs.
 
@@ -93,10 +98,14 @@ def compile_graph(
             (the default), or `inductor`, which also computes plans without weights. `choose` is that of
             `fuseplan.torch.fuse`. `dryrun=True` prints the report on each graph; nothing is compiled, and
             torch runs the graph. `rules` is what `fuseplan.rule` made.
+        mode: refused: torch's modes are Inductor's.
 
     Raises:
-        ArgumentError: there is no such option, or it has no such value.
+        ArgumentError: there is no such option, or it has no such value; or a mode is given.
     """
+    if mode is not None:
+        remedy = "options={'choose': 'measured'} measures plans"
+        raise ArgumentError(f"mode={mode!r} is Inductor's, and the backend fuseplan has none: {remedy}")
     how = Options.read(options or {})
     training, inference = (partial(_compiled, options=how, is_inference=each) for each in (False, True))
     backend = aot_autograd(fw_compiler=training, inference_compiler=inference)

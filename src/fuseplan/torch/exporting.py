@@ -35,7 +35,12 @@ from fuseplan.torch.written import (
 )
 
 COMPILED = 'torch.compile(module, backend="fuseplan") takes modules of any kind'
-TORCH = (os.path.dirname(torch.__file__) + os.sep, "<")  # its files, and code that it makes
+NO_TREE = (
+    "return tensors in tuples, lists or dicts: a model of transformers does with `config.use_cache = False`"
+)
+NOT_CALLED = "does `module(*example_inputs)` run?"
+# Files of torch's and Python's own, and code that they make.
+FOREIGN = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.__file__) + os.sep, "<")
 Place = tuple[dict[str, Any], str, nn.Module]  # a submodule's parameters or buffers, a name, the submodule
 
 
@@ -110,6 +115,7 @@ class Held:
         self._state = [each if isinstance(each, torch.Tensor) else _place(module, each) for each in state]
         self._modes = [(each, each.training) for each in module.modules()]
         self._children = [(each, dict(each._modules)) for each, _ in self._modes if each._modules]
+        self._types = _types(self.tensors)
         paths: dict[torch.Tensor, list[str]] = {}
         for named in (module.named_parameters, module.named_buffers):
             for path, tensor in named(remove_duplicate=False):
@@ -118,9 +124,10 @@ class Held:
 
     @property
     def is_current(self) -> bool:
-        """Whether submodules, their modes and shared tensors are those that were exported."""
+        """Whether submodules, their modes, tensors' types and shared tensors are those that were exported."""
         return (
-            all(each.training == mode for each, mode in self._modes)
+            _types(self.tensors) == self._types
+            and all(each.training == mode for each, mode in self._modes)
             and all(each._modules == children for each, children in self._children)
             and all(_tensor(*place) is _tensor(*tie[0]) for tie in self._ties for place in tie)
         )
@@ -129,6 +136,10 @@ class Held:
     def tensors(self) -> list[torch.Tensor]:
         """The tensors as they are now."""
         return [each if isinstance(each, torch.Tensor) else _tensor(*each) for each in self._state]
+
+
+def _types(tensors: Sequence[torch.Tensor]) -> list[tuple[torch.dtype, torch.device, torch.Size]]:
+    return [(each.dtype, each.device, each.shape) for each in tensors]
 
 
 def _place(module: nn.Module, path: str) -> Place:
@@ -215,7 +226,7 @@ def _exported(
             )
             program = program.run_decompositions({})
     except Exception as error:  # torch.export raises errors of many kinds, and prints its graph
-        raise ArgumentError(f"torch.export does not take {_told(module, error)}\n  {COMPILED}") from error
+        raise ArgumentError(f"torch.export does not take {_told(module, error)}") from error
     sys.stderr.write(said.getvalue())
     _unchecked(program.graph_module.graph)
     simplify_masks(program.graph_module.graph)
@@ -234,12 +245,16 @@ def _exported(
 
 
 def _told(module: nn.Module, error: Exception) -> str:
-    """The module, torch's reason, and the line of the module's code that has it."""
-    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    """The module, torch's reason, the line of the module's code that has it, and what to do."""
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0].partition(" If this type")[0]
     frames = traceback.extract_tb(error.__traceback__)[1:]
-    own = [each for each in frames if not each.filename.startswith(TORCH)]
+    own = [each for each in frames if not each.filename.startswith(FOREIGN)]
     place = f"\n  {own[-1].filename}:{own[-1].lineno}: {own[-1].line}" if own else ""
-    return f"{type(module).__name__}: {reason}{place}"
+    is_own = type(error).__module__ == "builtins" and not isinstance(error, RuntimeError)
+    remedy = (
+        NO_TREE if "in output, which is not a known type" in reason else NOT_CALLED if is_own else COMPILED
+    )
+    return f"{type(module).__name__}: {reason}{place}\n  {remedy}"
 
 
 def _unchecked(graph: fx.Graph) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from fuseplan.errors import PlanError, Unsupported
+from fuseplan.errors import ArgumentError, PlanError, Unsupported, a_thing
 from fuseplan.graph.choose import Mode, checked_mode
 from fuseplan.graph.cut import Cut
 from fuseplan.graph.rules import Rule
@@ -74,6 +74,8 @@ def fuse(
     Raises:
         ArgumentError: `choose` is another word; or torch.export does not take the module: the error tells.
     """
+    if not isinstance(module, nn.Module):
+        raise ArgumentError(f"fuse takes an nn.Module and its example inputs; got {a_thing(module)}")
     mode, example = checked_mode(choose), (example_inputs, example_kwargs)
     made = copy.copy(module)
     made.fusion = Fused(made, exported(module, *example, dynamic_shapes), example, mode, rules)

@@ -72,7 +72,7 @@ class Given:
 
     def has(self, name: str) -> bool:
         """Whether an optional argument is given."""
-        return self.argument(name) is not None
+        return name in self.names and self.argument(name) is not None
 
     def number(self, name: str) -> float:
         """An argument that is a number.

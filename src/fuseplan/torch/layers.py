@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -215,7 +216,12 @@ def plan_of(module: nn.Module, src: TensorSpec | torch.Tensor | str) -> FusionPl
         PlanError: a layer has no operator, or does not fit the one in front.
     """
     spec = TensorSpec.like(src) if isinstance(src, torch.Tensor) else src
-    return FusionPlan(spec, *(layer.op for layer in layers_of(module)))
+    plan = FusionPlan(spec, *(layer.op for layer in layers_of(module)))
+    for operand, tensor in zip(plan.operands, operands_of(module), strict=True):
+        if tensor.numel() != math.prod(operand.shape):
+            got, want = (f"{operand.key} {tuple(shape)}" for shape in (tensor.shape, operand.shape))
+            raise PlanError(f"the layers do not take {plan.src}", got=f"{got} of theirs", want=want)
+    return plan
 
 
 def computes_as_in_training(modules: Iterable[nn.Module]) -> bool:

@@ -54,7 +54,16 @@ torch.library.impl(NAME, ("CPU", "CUDA"), _computed)
 def _described(
     operators: str, src: torch.Tensor, given: Tensors, parameters: Sequence[float]
 ) -> list[torch.Tensor]:
-    """The outputs without elements; extents that torch leaves open are fixed to those of this call."""
+    """The outputs without elements; extents that torch leaves open are fixed to those of this call.
+
+    Raises:
+        ArgumentError: there are more or fewer tensors than the plan takes, or they lie on several devices.
+    """
+    others = {each.device for each in given} - {src.device}
+    if others:  # torch asks for no elements where one of the tensors is on meta
+        raise ArgumentError(
+            f"the tensors of `{operators}` lie on {src.device} and {', '.join(map(str, others))}"
+        )
     plan = plan_on(operators, readable(src))
     check_count(plan, keys_of(operators, plan), given, parameters)
     ends = (plan.output, *(each.spec for each in plan.results))
