@@ -270,52 +270,9 @@ def test_calls_by_name_are_as_the_example() -> None:
         _same(whole(src, scale=0.5), module(src, scale=0.5))
 
 
-def test_modules_that_cannot_be_exported_are_refused() -> None:
-    class Forked(nn.Module):  # type: ignore[misc]
-        def forward(self, src: torch.Tensor) -> torch.Tensor:
-            return src + 1 if src.sum() > 0 else src
-
-    with pytest.raises(ArgumentError, match=r"torch.export does not take Forked: "):
-        fused.fuse(Forked(), torch.randn(3))
-    with pytest.raises(ArgumentError, match=r"writes into norm.num_batches_tracked|writes into norm"):
-        fused.fuse(Residual().train(), torch.randn(2, 6, 8, 8))
-    with pytest.raises(ArgumentError, match=r"on one device; got cpu, meta"):
-        fused.fuse(nn.Linear(3, 3), torch.randn(3, 3, device="meta"))
-    with pytest.raises(ArgumentError, match="on one device; got none"):
-        fused.fuse(nn.Identity(), 3)
-    with pytest.raises(ArgumentError, match=r"does `module\(\*example_inputs\)` run\?"):
-        fused.fuse(nn.Linear(3, 3))
-    with pytest.raises(ArgumentError, match=r"fuse takes an nn.Module .* got a function"):
-        fused.fuse(_compiled, torch.randn(3))
-
-
-def test_results_that_torch_export_does_not_know_are_refused() -> None:
-    class Cache:
-        kept = torch.ones(3)
-
-    class Caching(nn.Module):  # type: ignore[misc]
-        def forward(self, src: torch.Tensor) -> tuple[torch.Tensor, Cache]:
-            return src + 1, Cache()
-
-    with pytest.raises(
-        ArgumentError, match=r"Cache.*a known type\.\n  return tensors in tuples.*use_cache = False"
-    ):
-        fused.fuse(Caching(), torch.randn(3))
-
-
 def _compiled(module: nn.Module, **options: object) -> Callable[..., torch.Tensor]:
     torch._dynamo.reset()
     return torch.compile(module, backend=compile_graph, options=options)  # type: ignore[no-any-return]
-
-
-@pytest.mark.parametrize("options", [{"mode": 1}, {"rest": "eager"}, {"choose": "best"}, {"dryrun": "yes"}])
-def test_other_options_of_the_backend_are_refused(options: dict[str, object]) -> None:
-    with pytest.raises(Exception, match="has the options rest='torch' or 'inductor', choose='predicted' or"):
-        _compiled(nn.ReLU(), **options)(torch.randn(3))
-    with pytest.raises(Exception, match="times plans beside torch's own operators: leave `rest` out"):
-        _compiled(nn.ReLU(), rest="inductor", choose="measured")(torch.randn(3))
-    with pytest.raises(Exception, match="mode='max-autotune' is Inductor's"):
-        torch.compile(nn.ReLU(), backend=compile_graph, mode="max-autotune")(torch.randn(3))
 
 
 def _calls_of(run: Callable[[], object]) -> int:
