@@ -120,3 +120,18 @@ def test_threads_of_onnxruntime_leave_the_cores_to_ours() -> None:
     """They wait without spinning between two of its calls: kernels run there."""
     options = session_of(mlp(), threads=2).get_session_options()
     assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
+
+
+def test_onnx_runtime_is_exact_where_the_reference_evaluator_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of onnx 1.23 takes no axis from the end, which BERT's models have."""
+    node = helper.make_node("GatherElements", ["x", "places"], ["a"], "pick", axis=-1)
+    nodes = [node, helper.make_node("Mul", ["a", "a"], ["y"])]
+    places = RNG.integers(0, 7, (3, 5, 2))
+    ours: OnnxModel = fuseplan.onnx.load(model(nodes, {"x": [3, 5, 7]}, ["y"], {"places": places}), threads=1)
+    given = {"x": RNG.standard_normal((3, 5, 7), np.float32)}
+    want = np.take_along_axis(given["x"].astype(np.float64), places, -1) ** 2
+    np.testing.assert_allclose(ours.exact(given)[0], want)
+    assert "right" in str(ours.compare(given))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(BuildError, match=r"evaluates pick \(GatherElements\)\n  onnx's .*\n  onnxruntime: "):
+        ours.exact(given)

@@ -19,7 +19,7 @@ from fuseplan.graph.graph import Graph
 from fuseplan.graph.node import Node, told
 from fuseplan.graph.op import Tensor
 from fuseplan.graph.schedule import Unit, unit_of
-from fuseplan.graph.type import Type
+from fuseplan.graph.type import Type, type_of
 from fuseplan.onnx.protos import proto_of_node, proto_of_type
 
 Run = Callable[[Sequence[Any]], Sequence[Any]]
@@ -150,15 +150,17 @@ def session_of(model: Any, threads: int, *, profiled: str = "") -> Any:
 
 
 def evaluator(model: Any) -> Callable[[Node, Sequence[Any]], Sequence[Any]]:
-    """What evaluates a node of a graph by ONNX's reference evaluator, in the dtypes that it is given."""
+    """What evaluates a node in the dtypes that it is given: ONNX's reference evaluator, else ONNX Runtime."""
 
     def run(node: Node, given: Sequence[Any]) -> Sequence[Any]:
-        proto = proto_of_node(node)
-        values = dict(zip(node.inputs, given, strict=True))
-        made = reference(model, proto, [values[name] for name in dict.fromkeys(node.inputs) if name])
-        if made is None:
-            raise BuildError(f"{told(node)}: ONNX's reference evaluator does not compute it")
-        return made
+        values = {name: value for name, value in zip(node.inputs, given, strict=True) if name}
+        single, problems = _single(model, proto_of_node(node), values), list[str]()
+        for name, way in ((REFERENCE, _by_reference), (RUNTIME, _by_runtime)):
+            try:
+                return way(single, values)
+            except Exception as error:
+                problems.append(_problem(name, error))
+        raise BuildError("\n  ".join([f"nothing evaluates {told(node)}", *problems]))
 
     return run
 
@@ -199,8 +201,12 @@ class _Runs:
         return f" of {types}" if types else ""
 
     def _failed(self, name: str, error: Exception) -> None:
-        said = str(error).strip().splitlines() or [""]
-        self._problems.append(f"{name}: {type(error).__name__}: {said[0]}")
+        self._problems.append(_problem(name, error))
+
+
+def _problem(name: str, error: Exception) -> str:
+    said = str(error).strip().splitlines() or [""]
+    return f"{name}: {type(error).__name__}: {said[0]}"
 
 
 def _reference(unit: Unit, model: Any, inputs: Sequence[str]) -> Run:
@@ -247,15 +253,34 @@ def reference(model: Any, node: Any, given: Sequence[Tensor]) -> list[Any] | Non
         node: ONNX's message.
         given: an array for each distinct input.
     """
-    names = list(dict.fromkeys(filter(None, node.input)))
-    values = [onnx.ValueInfoProto(name=name) for name in names]
-    results = [onnx.ValueInfoProto(name=name) for name in node.output if name]
-    graph = helper.make_graph([node], "constant", values, results)
-    whole = helper.make_model(graph, opset_imports=list(model.opset_import), ir_version=model.ir_version)
-    renamed = dict(zip(names, given, strict=True))
+    values = dict(zip(dict.fromkeys(filter(None, node.input)), given, strict=True))
     try:
-        with np.errstate(all="ignore"):
-            made = iter(ReferenceEvaluator(whole).run(None, renamed))
+        return _by_reference(_single(model, node, values), values)
     except Exception:
         return None
-    return [_array(next(made)) if name else None for name in node.output]
+
+
+def _single(model: Any, node: Any, values: Mapping[str, Any]) -> Any:
+    """A model of one node on these values."""
+    inputs = [
+        _told(name, type_of(value)) if isinstance(value, np.ndarray) else onnx.ValueInfoProto(name=name)
+        for name, value in values.items()
+    ]
+    results = [onnx.ValueInfoProto(name=name) for name in node.output if name]
+    graph = helper.make_graph([node], "single", inputs, results)
+    return helper.make_model(graph, opset_imports=list(model.opset_import), ir_version=model.ir_version)
+
+
+def _by_reference(single: Any, values: Mapping[str, Any]) -> list[Any]:
+    with np.errstate(all="ignore"):
+        return _placed(single, [*map(_array, ReferenceEvaluator(single).run(None, dict(values)))])
+
+
+def _by_runtime(single: Any, values: Mapping[str, Any]) -> list[Any]:
+    return _placed(single, session_of(single, 1).run(None, dict(values)))
+
+
+def _placed(single: Any, made: Sequence[Any]) -> list[Any]:
+    """The results of a model's only node, with None for those that have no name."""
+    found = iter(made)
+    return [next(found) if name else None for name in single.graph.node[0].output]
