@@ -10,7 +10,7 @@ import pytest
 from onnx import helper
 
 import fuseplan.onnx
-from fuseplan.errors import BuildError
+from fuseplan.errors import ArgumentError, BuildError
 from fuseplan.graph.type import type_of
 from fuseplan.onnx.model import OnnxModel
 from fuseplan.onnx.runtime import session_of
@@ -135,3 +135,23 @@ def test_onnx_runtime_is_exact_where_the_reference_evaluator_fails(monkeypatch: 
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(BuildError, match=r"evaluates pick \(GatherElements\)\n  onnx's .*\n  onnxruntime: "):
         ours.exact(given)
+
+
+def test_quantized_models_before_opset_19_have_a_meaning_in_float64() -> None:
+    """The reference evaluator lacks their DequantizeLinear, and ONNX Runtime takes it in float32 alone."""
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["d"]),
+        helper.make_node("Relu", ["d"], ["y"]),
+    ]
+    stored = {"s": np.array(0.05, np.float32), "z": np.array(3, np.uint8)}
+    ours: OnnxModel = fuseplan.onnx.load(model(nodes, {"x": ["n", 7]}, ["y"], stored, opset=17), threads=1)
+    given = {"x": RNG.standard_normal((3, 7), np.float32)}
+    (exact,) = ours.exact(given)
+    assert exact.dtype == np.float64
+    np.testing.assert_allclose(
+        exact, 0.05 * np.maximum(np.round(given["x"] / np.float32(0.05)), 0), atol=1e-6
+    )
+    assert "right" in str(ours.compare(given))
+    with pytest.raises(ArgumentError, match=r"give it, as in \{'x': fuseplan.onnx.Type\(\(1, 7\), 'f32'\)\}"):
+        ours.report()

@@ -276,7 +276,9 @@ class OnnxModel:
             if want.dtype not in ("?", got.dtype) or want.shape not in (None, got.shape):
                 raise ArgumentError(f"the input {name!r} is another tensor\n  got {got}; want {want}")
             if got.shape is None and got.dtype != "?":
-                raise ArgumentError(f"the shape of the input {name!r} is not known: give its extents")
+                shape = self.example[name].shape or "its shape"
+                remedy = f"give it, as in {{{name!r}: fuseplan.onnx.Type({shape}, {got.dtype!r})}}"
+                raise ArgumentError(f"the shape of the input {name!r} is not known: {remedy}")
         return {name: types[name] for name in self.inputs}
 
 

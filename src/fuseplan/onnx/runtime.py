@@ -150,19 +150,31 @@ def session_of(model: Any, threads: int, *, profiled: str = "") -> Any:
 
 
 def evaluator(model: Any) -> Callable[[Node, Sequence[Any]], Sequence[Any]]:
-    """What evaluates a node in the dtypes that it is given: ONNX's reference evaluator, else ONNX Runtime."""
+    """What evaluates a node in float64: ONNX's reference evaluator, else ONNX Runtime, at last in float32."""
 
     def run(node: Node, given: Sequence[Any]) -> Sequence[Any]:
         values = {name: value for name, value in zip(node.inputs, given, strict=True) if name}
-        single, problems = _single(model, proto_of_node(node), values), list[str]()
-        for name, way in ((REFERENCE, _by_reference), (RUNTIME, _by_runtime)):
+        narrow = {name: _cast(value, np.float64, np.float32) for name, value in values.items()}
+        proto, problems = proto_of_node(node), list[str]()
+        ways = (
+            (REFERENCE, _by_reference, values),
+            (RUNTIME, _by_runtime, values),
+            (RUNTIME, _by_runtime, narrow),
+        )
+        for name, way, taken in ways:
             try:
-                return way(single, values)
+                made = way(_single(model, proto, taken), taken)
+                return [_cast(each, np.float32, np.float64) for each in made]
             except Exception as error:
                 problems.append(_problem(name, error))
         raise BuildError("\n  ".join([f"nothing evaluates {told(node)}", *problems]))
 
     return run
+
+
+def _cast(value: Any, given: Any, wanted: Any) -> Any:
+    """An array, in another dtype where it has one that is given."""
+    return value.astype(wanted) if isinstance(value, np.ndarray) and value.dtype == given else value
 
 
 class _Runs:
