@@ -10,9 +10,7 @@ import torch
 
 from closeness import assert_close
 from forced import forced, narrowed
-from fuseplan.backends.cpu.templates.normalization import Normalization
 from fuseplan.backends.cpu.templates.reduction import Reduction
-from fuseplan.backends.triton.templates.normalization import GpuNormalization
 from fuseplan.backends.triton.templates.reduction import GpuReduction
 from fuseplan.measure.data import random_arrays
 from fuseplan.plans.plan import FusionPlan
@@ -27,8 +25,9 @@ THEIRS: dict[str, Any] = {
     "softmax_backward(1)": lambda x: F.softmax(x, 1),
     "log_softmax_backward": lambda x: F.log_softmax(x, -1),
 }
-ROWS = ("[37x70] -> layer_norm_backward -> add", "[3x4x7] -> gelu -> rms_norm_backward")
-CELLS = (
+PLANS = (
+    "[37x70] -> layer_norm_backward -> add",
+    "[3x4x7] -> gelu -> rms_norm_backward",
     "[2x6x5x3, nhwc] -> group_norm_backward(3) -> add",
     "[3x5x21] -> relu -> instance_norm_backward",
     "[2x5x3x7, nhwc] -> softmax_backward(hw) -> bias",
@@ -49,14 +48,13 @@ def test_the_gradient_is_torchs(text: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
-@pytest.mark.parametrize("text", [*ROWS, *CELLS])
+@pytest.mark.parametrize("text", PLANS)
 def test_a_cpu_computes_the_plan(dtype: str, text: str) -> None:
     plan = FusionPlan.parse(dtype + text)
-    kind = Normalization if text in ROWS else Reduction
-    assert_close(forced(plan, kind, narrowed(32)), random_arrays(plan, 5), slack=64)
+    assert_close(forced(plan, Reduction, narrowed(32)), random_arrays(plan, 5), slack=64)
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16"])
-@pytest.mark.parametrize("text", [*ROWS, *CELLS])
+@pytest.mark.parametrize("text", PLANS)
 def test_triton_computes_the_plan(dtype: str, text: str) -> None:
-    assert_interpreted(dtype + text, GpuNormalization if text in ROWS else GpuReduction, slack=64)
+    assert_interpreted(dtype + text, GpuReduction, slack=64)

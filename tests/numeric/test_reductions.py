@@ -14,7 +14,8 @@ import torch
 from closeness import assert_close, assert_same_exceptions
 from forced import forced, narrowed
 from fuseplan.backends.cpu.templates.reduction import Reduction
-from fuseplan.backends.triton.templates.reduction import GpuReduction
+from fuseplan.backends.lattice import Lattice
+from fuseplan.backends.triton.templates.reduction import HELD, GpuReduction
 from fuseplan.errors import PlanError
 from fuseplan.explanation import explain
 from fuseplan.kernels.lower import lower
@@ -325,6 +326,14 @@ INTERPRETED = (
     ("f32[3x100] -> argmax(1)", GpuReduction(1, 32, 4, 4)),
     ("f64[3x4x5, cbs of bsc] -> argmax(bs, keepdim=True)", GpuReduction(2, 8, 1, 4)),
     ("f16[2x5x3x7, nhwc] -> argmax(hw) -> cast(f32)", GpuReduction(8, 8, 2, 4)),
+    ("f32[3x300] -> softmax -> bias", GpuReduction(2, 64, 1, 4, lanes=True)),
+    ("f16[5x301] -> add -> save(a) -> layer_norm", GpuReduction(1, 64, 1, 4, lanes=True)),
+    ("f32[3x300] -> layer_norm -> gelu", GpuReduction(2, 32, 2, 4, lanes=True)),
+    ("f32[9x70] -> scale -> rms_norm", GpuReduction(4, 32, 1, 4, lanes=True)),
+    ("f16[70x40] -> sum(0)", GpuReduction(32, 8, 4, 4, lanes=True)),
+    ("f32[3x100] -> argmax(1)", GpuReduction(1, 16, 2, 4, lanes=True)),
+    ("bf16[2x6x5x40, bhsd] -> rms_norm -> rotary", GpuReduction(4, 16, 1, 4, lanes=True)),
+    ("f32[2x6x5x7, nhwc] -> group_norm(2) -> silu", GpuReduction(2, 16, 1, 4, lanes=True)),
 )
 
 
@@ -360,7 +369,8 @@ def test_candidates_fit_the_gpu(plan: str) -> None:
         assert isinstance(each, GpuReduction)
         programs = each.emit(kernel, target).grid[0]
         assert each.programs == 1 or programs <= target.processors
-        assert each.cells * each.elements <= 32 * 32 * each.warps
+        assert each.cells * each.elements <= max(HELD) * 32 * each.warps
+        assert not each.lanes or each.elements * each.programs < Lattice(kernel).element_count
 
 
 @pytest.mark.parametrize("target", ["cpu", "triton:sm_90"])

@@ -179,7 +179,7 @@ def _normalization(
     kernel = replace(_kernel(steps, before, (centre, *after)), centre=made)
     if centres(after) or any(step.op.has_parts for step in steps):
         return _over_axes(kernel, steps, centre)
-    if op.per == "row" and _are_rows(steps):
+    if op.per == "row" and _have_blocks(steps) and _are_rows(steps):
         return _in_rows(kernel, steps)
     if op.per not in ("channel", "activation"):
         return _over_axes(kernel, steps, centre)
@@ -195,7 +195,10 @@ def _normalization(
 
 
 def _in_rows(kernel: Kernel, steps: Sequence[Step]) -> Kernel:
-    """The kernel of one image whose channels are rows, and whose positions are a row's elements."""
+    """The kernel of one image whose channels are rows, and whose positions are a row's elements.
+
+    Rows are so where an operand has one element for a block of neighbours: a reduction over cells reads none.
+    """
     src = steps[0].src
     places = [2 if axis == src.channel_axis else 1 for axis in range(src.rank)]
     given = _operands(steps, "epilogue", places)
@@ -208,6 +211,11 @@ def _in_rows(kernel: Kernel, steps: Sequence[Step]) -> Kernel:
         ),
         outputs=tuple(replace(each, shape=steps[-1].dst.shape) for each in kernel.outputs),
     )
+
+
+def _have_blocks(steps: Sequence[Step]) -> bool:
+    """Whether an operand has one element for a block of neighbours, which no step along an axis finds."""
+    return any(operand.block > 1 for step in steps for operand in step.operands)
 
 
 def _are_rows(steps: Sequence[Step]) -> bool:

@@ -66,7 +66,7 @@ class Reason(Catalogue):
         "The rule `normalization`, and the templates `normalization` and `reduction`, take statistics",
     )
     NO_NORMALIZATION = (
-        "the plan has no statistics per channel, activation or row, such as batch_norm_training's",
+        "the plan has no statistics per channel or activation, such as batch_norm_training's",
         f"`reduction` takes statistics over any axes; {OTHERS}",
     )
     SEVERAL_NORMALIZATIONS = (
@@ -75,7 +75,7 @@ class Reason(Catalogue):
     )
     NO_REDUCTION = (
         "the plan has no statistics over axes of its own choice, such as softmax's",
-        f"`normalization` takes statistics per channel, activation or row; {OTHERS}",
+        f"`normalization` takes statistics per channel or activation; {OTHERS}",
     )
     CONTRACTION_AND_NORMALIZATION = (
         "one kernel holds a contraction or an operator with statistics, not both",

@@ -210,7 +210,7 @@ class Pass:
         spots: of the kernel.
         stages: applied to each element; one of them may read parts of an axis.
         terms: of a statistic's state, by the names of its parts.
-        reads: whether the first stage reads src.
+        source: what the first stage reads: src or `KEPT`, or None where there is no element.
     """
 
     def __init__(
@@ -219,9 +219,9 @@ class Pass:
         stages: Sequence[Stage],
         terms: Mapping[str, SpotFormulas],
         *,
-        reads: bool = True,
+        source: str | None = "src",
     ) -> None:
-        self.spots, self.b, self.terms, self._reads = spots, spots.b, terms, reads
+        self.spots, self.b, self.terms, self._source = spots, spots.b, terms, source
         place = next((at for at, stage in enumerate(stages) if stage.reads_parts), len(stages))
         self._front = spots.formulas(stages[:place], ())
         parted = [each for stage in stages[place : place + 1] for each in stage.expressions]
@@ -283,7 +283,7 @@ class Pass:
         """The element behind some stages, in front of them src's unless told."""
         saved: dict[str, Value] = {}
         if x is None:
-            x = spot.leaves["src"] if self._reads else self.b.number(0.0)
+            x = spot.leaves[self._source] if self._source else self.b.number(0.0)
         made = stages.apply(x, spot, known, saved)
         spot.leaves.update(saved)
         for name, value in saved.items() if keeps else ():

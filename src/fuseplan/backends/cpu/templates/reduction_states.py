@@ -44,7 +44,8 @@ class States:
         spots: of the kernel.
         statistic: may use the numbers of those before it.
         cut: how the kernel's loops become tasks.
-        keeps: whether values of the prologue with names are written on the way.
+        is_first: whether the statistic has no other before it.
+        keeps_x: the first pass of all writes the elements behind the prologue, which the others read.
         kept: a part of terms that is written on the way, for dst to read.
 
     Attributes:
@@ -53,10 +54,19 @@ class States:
     """
 
     def __init__(
-        self, spots: Spots, statistic: Statistic, cut: Cut, *, keeps: bool, kept: Scalar | None = None
+        self,
+        spots: Spots,
+        statistic: Statistic,
+        cut: Cut,
+        *,
+        is_first: bool,
+        keeps_x: bool = False,
+        kept: Scalar | None = None,
     ) -> None:
         self.spots, self.b, self.lanes, self.loops = spots, spots.b, spots.b.lanes, spots.loops
-        self.lattice, self.cut, self._keeps = spots.lattice, cut, keeps
+        self.lattice, self.cut = spots.lattice, cut
+        self._writes_x = is_first and keeps_x  # and values of the prologue with names
+        self._keeps = is_first and (keeps_x or self.lattice.is_reduced)
         b, is_long, is_moments = self.b, self.loops.chunk_count > 1, isinstance(statistic, Moments)
         is_sum = all(part.join in ("add", "mul") for part in statistic.parts)
         self.kind = vector(self.lanes, F64) if is_sum and is_long and not cut.near else b.vector
@@ -75,19 +85,19 @@ class States:
         self.statistic, names = statistic, [part.name for part in statistic.parts]
         self._chunk = {name: b.buffer(self.loops.width) for name in names}
         self.totals = {name: b.buffer(self.loops.width, element_of(self.kind)) for name in names}
+        listed = [parts for parts in (levels(statistic) if cut.near else (statistic.parts,)) if parts]
         self._levels = [
-            self._level(parts, kept)
-            for parts in (levels(statistic) if cut.near else (statistic.parts,))
-            if parts
+            self._level(parts, kept, reads_x=keeps_x and not (is_first and number == 0))
+            for number, parts in enumerate(listed)
         ]
 
-    def _level(self, parts: Parts, kept: Scalar | None) -> tuple[Parts, Pass]:
+    def _level(self, parts: Parts, kept: Scalar | None, *, reads_x: bool) -> tuple[Parts, Pass]:
         """The formulas of some parts; those that elements are near to find them made in a later pass."""
         spots, names, terms = self.spots, [part.name for part in parts], dict[str, SpotFormulas]()
         for part in parts:
             beside = [kept] if kept is not None and kept in slow(part.term) else []
             terms[part.name] = spots.formulas((), names, part.term, *beside)
-        made = Pass(spots, spots.kernel.prologue, terms)
+        made = Pass(spots, (), terms, source=KEPT) if reads_x else Pass(spots, spots.kernel.prologue, terms)
         if self.cut.near:
             spots.local |= {name: self.totals[name] for name in names}
         return parts, made
@@ -158,6 +168,8 @@ class States:
         known = way.known(unit, shared, at, count)
         spots = [self.spots.in_parts(unit, each, count, at) for each in places]
         elements = [pair for each in spots for pair in way.made(each, known, keeps=keeps)]
+        for spot, x in elements if keeps and self._writes_x else ():
+            self.spots.store(KEPT, x, spot)
         for part in parts:
             join = self._table[part.join]
             terms = [self._term(way, part, spot, x, (known, made)) for spot, x in elements]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fuseplan.backends.dependence import children
-from fuseplan.backends.lattice import KEPT
+from fuseplan.backends.lattice import KEPT, Lattice
 from fuseplan.kernels.kernel import Kernel, Stage
 from fuseplan.language.reduction import Part, Statistic
 from fuseplan.scalar import REBUILD, Scalar, fold, leaf, leaves_of
@@ -39,6 +39,24 @@ def kept_part(kernel: Kernel) -> tuple[Scalar | None, tuple[Stage, ...]]:
         if "x" not in leaves_of(kept):
             return part, (replace(first, expression=kept), *behind)
     return None, ()
+
+
+def keeps_elements(kernel: Kernel, lattice: Lattice) -> bool:
+    """Whether the first pass writes elements behind the prologue for the others, which then read one tensor.
+
+    They do where the prologue reads other tensors or has slow functions, unless a later formula reads a value
+    that the prologue saves: that has its own rounding.
+    """
+    if not kernel.statistics or kernel.parts or not kernel.prologue:
+        return False
+    read = frozenset[str]().union(*(leaves_of(stage.expression) for stage in kernel.prologue))
+    later = [stage.expression for stage in kernel.epilogue]
+    later += [part.term for statistic in kernel.statistics for part in statistic.parts]
+    if any(stage.saves and stage.saves in leaves_of(each) for stage in kernel.prologue for each in later):
+        return False
+    beside = (lattice.tensors.index(operand.key) for operand in kernel.operands if operand.key in read)
+    reads_more = any(axis.steps[place] for place in beside for axis in lattice.cells)
+    return reads_more or any(slow(stage.expression) for stage in kernel.prologue)
 
 
 def slow(root: Scalar) -> frozenset[Scalar]:

@@ -17,8 +17,8 @@ from fuseplan.backends.cpu.template import CpuTemplate
 from fuseplan.backends.cpu.templates.reduction_loops import Cut, Loops, Offsets, Unit, rounded
 from fuseplan.backends.cpu.templates.reduction_spots import Known, Pass, Spot, Spots
 from fuseplan.backends.cpu.templates.reduction_states import F64, State, States
-from fuseplan.backends.cpu.templates.reduction_terms import kept_part
-from fuseplan.backends.lattice import Lattice
+from fuseplan.backends.cpu.templates.reduction_terms import keeps_elements, kept_part
+from fuseplan.backends.lattice import KEPT, Lattice
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.target import Target
@@ -32,30 +32,36 @@ class ReductionWriter:
 
     def __init__(self, choice: CpuTemplate, cut: Cut, kernel: Kernel, target: Target) -> None:
         self.cut, self.kernel, self.lattice = cut, kernel, Lattice(kernel, folded=cut.folded)
-        kept, ends = kept_part(kernel) if cut.near and self.lattice.is_along else (None, ())
-        if kept is not None:
+        is_near = cut.near and self.lattice.is_along
+        kept, ends = kept_part(kernel) if is_near else (None, ())
+        # Beyond the caches, f32 is made again faster than it is kept, and bf16 is not.
+        is_cheap = cut.stream and kernel.src.dtype == kernel.compute_dtype
+        keeps_x = is_near and not is_cheap and kept is None and keeps_elements(kernel, self.lattice)
+        has_room = keeps_x or kept is not None
+        if has_room:
             self.lattice = self.lattice.keeping()
-        self.frame = Frame(choice, kernel, target, workspace=kept is not None or not cut.is_alone)
+        self.frame = Frame(choice, kernel, target, workspace=has_room or not cut.is_alone)
         self.b, self.lanes = self.frame.body, self.frame.lanes
         count, block = None, None
         if kernel.open_axis is not None:  # of which the lattice counts a representative's
             count = self.frame.pointer("extent") * (self.lattice.cell_count // kernel.images)
             block = share(self.b, count, cut.block, self.frame.threads)
         self.loops = Loops(self.b, self.lattice, cut, count, block)
-        room = rounded(self.lattice.element_count, self.lanes) * WORD if kept is not None else 0
-        self._own = room  # the terms of one cell
+        room = rounded(self.lattice.element_count, self.lanes) * WORD if has_room else 0
+        self._own = room  # the elements or terms of one cell
         terms = self.b.at(self.frame.pointer("workspace"), self.frame.thread * room, "i8") if room else None
         self.spots = Spots(self.frame, kernel, self.loops, terms)
         self.uneven = [each.key for each in kernel.operands if each.key in self.lattice.uneven]
         self.spots.add_local(self.uneven)
         self.states = [
-            States(self.spots, each, cut, keeps=number == 0 and self.lattice.is_reduced, kept=kept)
+            States(self.spots, each, cut, is_first=number == 0, keeps_x=keeps_x, kept=kept)
             for number, each in enumerate(kernel.statistics)
         ]
         self.names = [each.names for each in kernel.statistics]
-        behind = ends or kernel.epilogue
         reads = not (ends or self.lattice.is_reduced)
-        self.last = Pass(self.spots, (*kernel.prologue, *behind) if reads else behind, {}, reads=reads)
+        before = kernel.prologue if reads and not keeps_x else ()
+        source = (KEPT if keeps_x else "src") if reads else None
+        self.last = Pass(self.spots, (*before, *(ends or kernel.epilogue)), {}, source=source)
         self.results = self.spots.formulas((), (), *(each.expression for each in kernel.results))
         self._lay_out()
 

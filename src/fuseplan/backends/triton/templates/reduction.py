@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from math import ceil, log2
 from typing import ClassVar
 
 from fuseplan.backends.lattice import Lattice
-from fuseplan.backends.triton import dialect, model
+from fuseplan.backends.triton import dialect
 from fuseplan.backends.triton.index import ceil_div, power_of_two
-from fuseplan.backends.triton.templates.reduction_writer import ReductionKnobs, ReductionWriter
+from fuseplan.backends.triton.templates import reduction_cost as cost
+from fuseplan.backends.triton.templates.reduction_tiles import ReductionKnobs
+from fuseplan.backends.triton.templates.reduction_writer import ReductionWriter
 from fuseplan.kernels.emit import COUNTER_BYTES, Source
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.target import Target
@@ -18,11 +21,14 @@ from fuseplan.kernels.template import Accuracy, Template, Traffic, accuracy_clai
 from fuseplan.messages.reasons import Claim, Reason, claim
 from fuseplan.scalar import calls
 
-WARPS = (4, 8, 16)
+WARPS = (1, 2, 4, 8, 16, 32)
+HELD = (8, 16, 32, 64)  # elements of a tile for each thread
+LOOPING, LOOPED = 4, 32  # fewest warps of a program that loops over blocks; most elements of its threads
+THREADS = 1024  # of a program, at most
 LANES = 32  # cells side by side in a tile, at least, where src's innermost axis is kept
-HELD = 32  # registers of a thread for the elements of a tile in the compute dtype
-MEETING = 3e-6  # seconds for a merge of the states of several programs
+CELLS = 64  # of a tile, at most, or `LANES`
 GROUPS = COUNTER_BYTES // 4  # that may meet
+CANDIDATES = 26
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,7 @@ class GpuReduction(ReductionKnobs):
         elements: elements of each in a tile.
         programs: programs that share the elements of a tile's cells, and meet to merge their states.
         warps: warps of a program.
+        lanes: in a loop over blocks, each lane has a state of its own.
     """
 
     name: ClassVar[str] = "reduction"
@@ -60,44 +67,37 @@ class GpuReduction(ReductionKnobs):
         made = dict.fromkeys(cls._made(kernel, target))
         if not isinstance(accuracy, str):
             made = dict.fromkeys(each for each in made if each.error_bound(kernel) <= accuracy)
-        yield from sorted(made, key=lambda each: each.seconds(kernel, target))
+        yield from sorted(made, key=lambda each: each.seconds(kernel, target))[:CANDIDATES]
 
     @classmethod
     def _made(cls, kernel: Kernel, target: Target) -> Iterator[GpuReduction]:
-        """Tiles that fill the registers, with as many programs for each as fill the GPU."""
+        """Tiles that fit into the registers, with as many programs for each as fill the GPU."""
         lattice = Lattice(kernel)
-        count, cells, parts = lattice.element_count, lattice.cell_count, len(lattice.starts)
+        count, cells = lattice.element_count, lattice.cell_count
         side = 1 if lattice.is_along else min(LANES, power_of_two(lattice.run.extent))
-        for warps in WARPS:
-            held = HELD // 2 if kernel.compute_dtype == "f64" else HELD
-            tile = target.warp * warps * max(1, held // power_of_two(parts))
-            for share in (tile, tile // 2, tile // 4):
-                elements = min(power_of_two(count), share // side)
-                rows = min(power_of_two(cells), max(side, share // elements))
-                rows = min(rows, max(side, power_of_two(ceil_div(cells, 2 * target.processors))))
-                groups, blocks = ceil_div(cells, rows), ceil_div(count, elements)
-                # Of an open axis, a launch may have any number of groups: no counters for all of them.
-                may_meet = groups <= GROUPS and kernel.open_axis is None
-                most = min(target.processors // groups, blocks) if may_meet else 1
-                for programs in {1, 1 << max(0, most.bit_length() - 1)}:
-                    yield cls(rows, elements, programs, warps)
+        most = min(max(CELLS, side), max(side, power_of_two(ceil_div(cells, 2 * target.processors))))
+        for warps, each in product(WARPS, HELD):
+            threads = warps * target.warp
+            elements = max(1, min(power_of_two(count), threads * each // side))
+            rows = min(power_of_two(cells), max(side, min(most, threads * each // elements)))
+            if threads > THREADS or not cost.fits(kernel, lattice, threads, rows * elements):
+                continue
+            groups, blocks = ceil_div(cells, rows), ceil_div(count, elements)
+            # Of an open axis, a launch may have any number of groups: no counters for all of them.
+            may_meet = groups <= GROUPS and kernel.open_axis is None
+            shared = min(target.processors // groups, blocks) if may_meet else 1
+            for programs in {1, 1 << max(0, shared.bit_length() - 1)}:
+                for lanes in _ways(kernel, lattice, warps, each) if programs < blocks else (False,):
+                    yield cls(rows, elements, programs, warps, lanes)
 
     def traffic(self, kernel: Kernel, target: Target) -> Traffic:
-        written = kernel.written_bytes
-        is_held = self.elements * self.programs >= Lattice(kernel).element_count
-        passes = 1 if is_held else kernel.passes - Lattice(kernel).is_reduced
-        again = kernel.src.nbytes * (passes - 1)
+        """Every pass counts as a read, although a cache may serve it."""
+        written, lattice = kernel.written_bytes, Lattice(kernel)
+        again = kernel.src.nbytes * (cost.passes(kernel, lattice, self) - 1)
         return Traffic(kernel.minimum_bytes - written + again, written)
 
     def seconds(self, kernel: Kernel, target: Target) -> float:
-        lattice = Lattice(kernel)
-        programs = ceil_div(lattice.cell_count, self.cells) * self.programs
-        tiles = ceil_div(lattice.cell_count, self.cells) * self.cells
-        tiles *= ceil_div(lattice.element_count, self.elements) * self.elements
-        used = min(1.0, programs / target.processors) * kernel.src.size / (tiles * len(lattice.starts))
-        estimate = model.seconds(target, self.traffic(kernel, target), used=used)
-        meeting = MEETING * len(kernel.statistics) if self.programs > 1 else 0.0
-        return round(estimate + meeting, 7)
+        return round(cost.seconds(kernel, target, self), 7)
 
     def error_bound(self, kernel: Kernel) -> float:
         """One rounding for each addition that a term goes through, and the errors of the functions.
@@ -114,3 +114,16 @@ class GpuReduction(ReductionKnobs):
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
         return ReductionWriter(self, kernel, self.text).source()
+
+
+def _ways(kernel: Kernel, lattice: Lattice, warps: int, each: int) -> Iterator[bool]:
+    """Whether lanes have states in a loop over blocks: the ways of which measurements have found one fastest.
+
+    Lanes that choose between places take more registers than there are: 7 KB were spilled.
+    """
+    if cost.chooses_places(kernel):
+        yield False
+    elif warps >= LOOPING and each <= LOOPED:
+        yield True
+        if lattice.is_along and each == LOOPED:
+            yield False

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from fuseplan.backends.triton.index import Index, Mask
+from fuseplan.backends.triton.template import GpuTemplate
 from fuseplan.language.reduction import Part
+
+VECTOR = 16  # bytes that a thread reads at a time
 
 State = dict[str, str]  # names of tensors by the names of parts
 Functions = Mapping[str, Callable[..., str]]
@@ -18,12 +21,23 @@ JOINED = {
     "maximum": "tl.reduce({term}, {axis}, larger)",
     "minimum": "tl.reduce({term}, {axis}, smaller)",
 }
-_PICKED = "tl.where((x {} other) | (x != x), x, other)"  # NaN where one is
+_PICKED = "tl.{}(x, other, tl.PropagateNan.ALL)"
 PAIRED = {
     "mul": ("product", "x * other"),
-    "maximum": ("larger", _PICKED.format(">")),
-    "minimum": ("smaller", _PICKED.format("<")),
+    "maximum": ("larger", _PICKED.format("maximum")),
+    "minimum": ("smaller", _PICKED.format("minimum")),
 }
+
+
+@dataclass(frozen=True)
+class ReductionKnobs(GpuTemplate):
+    """The fields of `GpuReduction`, which says what they mean."""
+
+    cells: int
+    elements: int
+    programs: int
+    warps: int
+    lanes: bool = False
 
 
 class Leaves(dict[str, str]):

@@ -3,22 +3,21 @@
 A tile has cells as rows and their elements as columns. Programs of a group share the blocks of their cells
 and merge their states when they meet. A program with one block reads it once and keeps it in registers. With
 several, it joins each block's numbers to its state, which is corrected when the numbers before it change.
+Lanes have states of their own where the columns are an axis of lanes and one of each lane's neighbours: no
+thread waits for another before the loop's end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import reduce
 
 from fuseplan.backends.lattice import Axis, Lattice
 from fuseplan.backends.triton import dialect
 from fuseplan.backends.triton.elementwise import argument, load_src
 from fuseplan.backends.triton.index import (
-    ACROSS,
     ALL,
-    DOWN,
     WIDE,
     Index,
     Mask,
@@ -30,13 +29,14 @@ from fuseplan.backends.triton.index import (
 )
 from fuseplan.backends.triton.shell import Writer, of_launch, programs_of
 from fuseplan.backends.triton.storage import Storage, named
-from fuseplan.backends.triton.template import GpuTemplate
 from fuseplan.backends.triton.templates.normalization_meeting import Meeting
 from fuseplan.backends.triton.templates.reduction_tiles import (
     JOINED,
     PAIRED,
+    VECTOR,
     Functions,
     Leaves,
+    ReductionKnobs,
     State,
     Tile,
     name_of,
@@ -46,17 +46,17 @@ from fuseplan.kernels.emit import Slot
 from fuseplan.kernels.kernel import Kernel, Stage
 from fuseplan.language.parts import part_of
 from fuseplan.language.reduction import INDEX, Part, Statistic
-from fuseplan.scalar import Scalar, fold, leaves_of
+from fuseplan.scalar import Scalar, const, fold, leaves_of
+
+ONE = const(1)
 
 
-@dataclass(frozen=True)
-class ReductionKnobs(GpuTemplate):
-    """The fields of `GpuReduction`, which says what they mean."""
+def hinted(policy: str) -> str:
+    """The argument of a load that tells the second cache what to keep.
 
-    cells: int
-    elements: int
-    programs: int
-    warps: int
+    Of 8192 rows of 32,768 elements that are read twice, RMS norm took 359 us in the place of 380 on an H100.
+    """
+    return f', eviction_policy="{policy}"'
 
 
 class ReductionWriter(Writer):
@@ -73,6 +73,11 @@ class ReductionWriter(Writer):
         self.blocks = ceil_div(self.lattice.element_count, knobs.elements)
         self.cells = of_launch(kernel, self.lattice.cell_count)
         self.groups = ceil_div(self.cells, knobs.cells)
+        vector = VECTOR // kernel.src.itemsize if self.lattice.is_along else 1
+        self.tile = (knobs.elements // vector, vector) if knobs.lanes else (knobs.elements,)
+        none = ", None" * (len(self.tile) - 1)
+        self.down, self.across = f"[:, None{none}]", f"[None, :{', :' * (len(self.tile) - 1)}]"
+        self.reads_again = not self.lattice.is_reduced and knobs.programs < self.blocks
         reach = max(kernel.src.span, kernel.dst.span) + knobs.cells * knobs.elements
         self.is_wide = self.is_open or reach >= WIDE
         most = max((len(each.parts) for each in kernel.statistics), default=0)
@@ -111,8 +116,9 @@ class ReductionWriter(Writer):
         self.member, group = self.meeting.begin(self.groups)
         cell = group.wide(self.is_wide) * knobs.cells + arange(knobs.cells)
         self.cell = text.index("cell", cell)
-        self.has_cell = text.mask("has_cell", self.cell < self.cells).at(DOWN)
-        self.at_cell = self._steps("cell", self.lattice.cells, self.cell, DOWN)
+        self.has_cell = text.mask("has_cell", self.cell < self.cells).at(self.down)
+        self.at_cell = self._steps("cell", self.lattice.cells, self.cell, self.down)
+        self.hint = hinted("evict_last") if self.reads_again else ""
         held = self._tiles(self.member, keeps=True) if knobs.programs >= self.blocks else None
         for statistic in self.kernel.statistics:
             text.line(f"# {statistic.text}")
@@ -151,14 +157,23 @@ class ReductionWriter(Writer):
     def _tiles(self, block: Index, *, keeps: bool) -> list[Tile]:
         """The elements of a block behind the prologue, by parts; `keeps`: values with names are written."""
         text, knobs = self.text, self.knobs
-        element = block * knobs.elements + arange(knobs.elements).wide(self.is_wide)
+        element = block * knobs.elements + self._columns().wide(self.is_wide)
         element = text.index(text.name("element"), element)
-        exists = text.mask(text.name("has_element"), element < self.lattice.element_count).at(ACROSS)
-        along = self._steps("element", self.lattice.elements, element, ACROSS)
+        exists = text.mask(text.name("has_element"), element < self.lattice.element_count).at(self.across)
+        along = self._steps("element", self.lattice.elements, element, self.across)
         tiles = [self._made(along, exists, part) for part in range(len(self.lattice.starts))]
         for tile in tiles:
             tile.leaves["x"] = tile.leaves["src"]
         return self._behind(self.kernel.prologue, tiles, keeps=keeps)
+
+    def _columns(self) -> Index:
+        """The elements of a tile."""
+        if not self.knobs.lanes:
+            return arange(self.knobs.elements)
+        vector = self.tile[-1]
+        lane = f"tl.arange(0, {self.tile[0]})[:, None]"
+        text = f"({lane} * {vector} + tl.arange(0, {vector})[None, :])" if vector > 1 else lane
+        return Index(text, 0, self.knobs.elements - 1, is_vector=True)
 
     def _made(self, along: Mapping[str, Index], exists: Mask, part: int = 0) -> Tile:
         def load(leaf: str) -> str:
@@ -179,14 +194,14 @@ class ReductionWriter(Writer):
             operand = self.kernel.operand(name)
             dtype = self.kernel.compute_dtype if operand.packed else operand.dtype
         if is_src and where.constant is not None:
-            zeros = f"tl.zeros(({self.knobs.cells}, {self.knobs.elements}), tl.int32)"
+            zeros = f"tl.zeros({(self.knobs.cells, *self.tile)}, tl.int32)"
             where = Index(f"{zeros} + {where}" if where.constant else zeros)
         address = pointer if where.constant == 0 else f"{pointer} + {where}"
         is_row = is_src and self.kernel.lookup
         loaded = (
             load_src(self.text, self.kernel, where, mask.guard())
             if is_row
-            else self.text.let(name, f"tl.load({address}{mask.guard()})")
+            else self.text.let(name, f"tl.load({address}{mask.guard()}{self.hint if is_src else ''})")
         )
         return self.storage.widen(dtype, loaded, name)
 
@@ -234,7 +249,7 @@ class ReductionWriter(Writer):
         stored = self.storage.narrow(dtype, x)
         address = pointer if where.constant == 0 else f"{pointer} + {where}"
         one = where.constant is not None  # a tile of one number is stored at one address
-        value = f"tl.sum(tl.sum({stored}, 1), 0)" if one else stored
+        value = f"tl.sum({stored})" if one else stored
         self.text.line(f"tl.store({address}, {value}{mask.guard(other='')})")
 
     # ---- statistics
@@ -243,7 +258,7 @@ class ReductionWriter(Writer):
         """The state of a program's elements: names of columns with a row for each cell."""
         if held:
             return self._joined(statistic, held, {})
-        text, shape = self.text, f"({self.knobs.cells}, 1)"
+        text, shape = self.text, (self.knobs.cells, *self.tile[:-1], 1)
         state: State = {}
         for part in statistic.parts:
             identity = self.table["const"](part.identity)
@@ -252,7 +267,16 @@ class ReductionWriter(Writer):
         with self._program_blocks() as block:
             made = self._joined(statistic, self._tiles(block, keeps=keeps), state)
             self.text.line(*(f"{name} = {made[part]}" for part, name in state.items()))
-        return state
+        return self._merged(statistic, state, 1, "[:, :, None]") if self.knobs.lanes else state
+
+    def _merged(self, statistic: Statistic, states: State, axis: int, behind: str) -> State:
+        """States along an axis as one."""
+        made: State = {}
+        for part in statistic.parts:
+            own = part.corrected(states, made, self.table)
+            joined = JOINED[part.join].format(term=own, axis=axis)
+            made[part.name] = self.text.let(name_of(part), f"{joined}{behind}")
+        return made
 
     def _joined(self, statistic: Statistic, tiles: list[Tile], state: State) -> State:
         """The numbers of tiles, joined to a state where there is one."""
@@ -270,13 +294,23 @@ class ReductionWriter(Writer):
 
     def _term(self, part: Part, tile: Tile, made: State, table: Functions) -> str:
         """One part of the state of a tile's elements."""
+        count = self._count(tile)
+        if count and (part.join, part.term) == ("add", ONE):
+            return self.table["const"](count)
         tile.leaves.update(made)
         term = self._value(part.term, tile.leaves, tile.leaves["x"], table)
         exists = self.text.both(self.has_cell & tile.exists)
         if exists:
             identity = self.table["const"](part.identity)
             term = self.text.let("term", f"tl.where({exists}, {term}, {identity})")
-        return self.text.let(name_of(part), JOINED[part.join].format(term=term, axis=1) + "[:, None]")
+        joined = JOINED[part.join].format(term=term, axis=len(self.tile))
+        return self.text.let(name_of(part), f"{joined}[{':, ' * len(self.tile)}None]")
+
+    def _count(self, tile: Tile) -> int:
+        """How many elements a state of the tile has; 0 where only the GPU knows."""
+        if self.blocks == 1:
+            return self.lattice.element_count
+        return 0 if tile.exists else self.tile[-1]
 
     @contextmanager
     def _program_blocks(self) -> Iterator[Index]:
@@ -292,14 +326,8 @@ class ReductionWriter(Writer):
         cells = self.knobs.cells
         found = [self.text.let("own", f"tl.reshape({name}, ({cells},))") for name in state.values()]
         shares = dict(zip(state, self.meeting.exchange(found), strict=True))
-        made: State = {}
-        for part in statistic.parts:
-            own = part.corrected(shares, made, self.table)
-            joined = JOINED[part.join].format(term=own, axis=0)
-            made[part.name] = self.text.let(name_of(part), f"{joined}[None, :]")
-        return {
-            name: self.text.let("all", f"tl.reshape({value}, ({cells}, 1))") for name, value in made.items()
-        }
+        made, shape = self._merged(statistic, shares, 0, "[None, :]"), (cells, *(1 for _ in self.tile))
+        return {name: self.text.let("all", f"tl.reshape({value}, {shape})") for name, value in made.items()}
 
     def _numbers(self, statistic: Statistic, state: State) -> None:
         """The finished numbers, leaves of all formulas behind."""
@@ -334,6 +362,7 @@ class ReductionWriter(Writer):
         with self.meeting.first() if self.kernel.results else nullcontext():
             self._write_results(self._made({}, ALL))
         self.text.line("# dst")
+        self.hint = hinted("evict_first") if self.reads_again else ""
         if held:
             self._finish(held)
             return

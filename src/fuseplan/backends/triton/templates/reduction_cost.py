@@ -1,0 +1,100 @@
+"""What a kernel with statistics over any axes takes: memory's time, and that of its programs in turn.
+
+The constants are a fit to 1,100 measurements on an H100: norms, softmax, cross-entropy, their gradients and
+dynamic quantization of rows of 128 to 131,072 elements in bf16.
+"""
+
+from __future__ import annotations
+
+from math import hypot, sqrt
+
+from fuseplan.backends.lattice import Lattice
+from fuseplan.backends.triton import model
+from fuseplan.backends.triton.index import ceil_div
+from fuseplan.backends.triton.resources import REGISTERS
+from fuseplan.backends.triton.templates.reduction_tiles import VECTOR, ReductionKnobs
+from fuseplan.kernels.kernel import Kernel
+from fuseplan.kernels.target import Target
+from fuseplan.language.dtypes import dtype_of
+from fuseplan.language.reduction import INDEX
+from fuseplan.scalar import leaves_of
+
+BEGIN = 3.0e-6  # seconds of a program from its start to its end, besides what follows
+BLOCK = 0.18e-6  # for each block after the first
+ELEMENT = (0.022e-6, 0.065e-6)  # for each element that a thread has of a block; where lanes have states
+LANE = 0.032e-6  # for each part of a lane's state that a vector of elements joins
+WAIT, WAITING = 0.47e-6, 0.013e-6  # for warps to join their numbers, and more for each warp
+MEETING = 3e-6  # for programs to merge their states
+SERVED = 0.38  # of the second cache holds rows that are read again; what goes beyond twice that holds none
+OWN = 9  # registers of a thread for all else
+READ = 0.35  # registers for an element of an operand that all cells share
+PLACED = 2  # registers for an element's place, and for the one that is chosen
+MOST = 255  # registers of a thread
+PROGRAMS, THREADS = 32, 2048  # of a processor
+GRANULE = 8  # registers are given out in such lots
+
+
+def passes(kernel: Kernel, lattice: Lattice, knobs: ReductionKnobs) -> int:
+    """How often src is read."""
+    is_held = knobs.elements * knobs.programs >= lattice.element_count
+    return 1 if is_held else kernel.passes - lattice.is_reduced
+
+
+def chooses_places(kernel: Kernel) -> bool:
+    """Whether a statistic chooses between elements' places, as that of the largest does."""
+    parts = (part for statistic in kernel.statistics for part in statistic.parts)
+    return any(part.moved is not None and INDEX in leaves_of(part.term) for part in parts)
+
+
+def fits(kernel: Kernel, lattice: Lattice, threads: int, elements: int) -> bool:
+    """Whether a thread has registers for its share of a tile."""
+    return registers(kernel, lattice, elements / threads) <= min(MOST, REGISTERS // threads)
+
+
+def registers(kernel: Kernel, lattice: Lattice, each: float) -> float:
+    """What a thread needs for so many elements, nearly: src and operands that statistics or dst read too."""
+    later = (stage.expression for stage in kernel.epilogue)
+    terms = (part.term for statistic in kernel.statistics for part in statistic.parts)
+    used = frozenset[str]().union(*map(leaves_of, (*later, *terms)))
+    held = 1.0 + PLACED * chooses_places(kernel)
+    for operand in kernel.operands:
+        place = lattice.tensors.index(operand.key)
+        if operand.key in used and any(axis.steps[place] for axis in lattice.elements):
+            held += 1 if any(axis.steps[place] for axis in lattice.cells) else READ
+    words = dtype_of(kernel.compute_dtype).itemsize / 4
+    return OWN + each * held * words * len(lattice.starts)
+
+
+def seconds(kernel: Kernel, target: Target, knobs: ReductionKnobs) -> float:
+    """The estimate for one launch."""
+    lattice, threads = Lattice(kernel), knobs.warps * target.warp
+    groups = ceil_div(lattice.cell_count, knobs.cells)
+    each = knobs.cells * knobs.elements / threads
+    needed = ceil_div(int(registers(kernel, lattice, each)), GRANULE) * GRANULE
+    places = target.processors * max(1, min(PROGRAMS, THREADS // threads, REGISTERS // (needed * threads)))
+    in_flight = min(places, groups) * knobs.cells * lattice.element_count * kernel.src.itemsize
+    missed = min(1.0, max(0.0, in_flight / (SERVED * target.l2_bytes) - 1))
+    again = (passes(kernel, lattice, knobs) - 1) * missed
+    memory = (kernel.minimum_bytes + kernel.src.nbytes * again) / model.rates(target).memory
+    waves = max(1.0, groups * knobs.programs / places)
+    chain = _chain(kernel, lattice, knobs, each)
+    return model.LAUNCH_SECONDS + sqrt(hypot(memory**2, (waves * chain) ** 2)) + chain / 2
+
+
+def _chain(kernel: Kernel, lattice: Lattice, knobs: ReductionKnobs, each: float) -> float:
+    """A program from its start to its end, where a thread has so many elements of a block."""
+    turns = ceil_div(lattice.element_count, knobs.elements * knobs.programs)
+    visited = turns * passes(kernel, lattice, knobs)
+    parts = sum(len(statistic.parts) for statistic in kernel.statistics)
+    waits = parts * (1 if knobs.lanes else turns) * (knobs.warps > 1)
+    moved = each * len(lattice.starts) * visited
+    lanes = LANE * parts * turns * each * kernel.src.itemsize / VECTOR
+    meeting = MEETING * len(kernel.statistics) * (knobs.programs > 1)
+    return (
+        BEGIN
+        + BLOCK * (visited - 1)
+        + ELEMENT[knobs.lanes] * moved
+        + waits * (WAIT + WAITING * knobs.warps)
+        + lanes * knobs.lanes
+        + meeting
+    )
