@@ -1,12 +1,17 @@
 """Models of ONNX that are none: an error names the node, and what it is given."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+from click.testing import CliRunner
 from onnx import helper, numpy_helper
 
 import fuseplan.onnx
+from fuseplan.cli.commands import fuseplan as command
 from fuseplan.errors import BuildError, PlanError
 from onnx_models import model
 
@@ -29,6 +34,8 @@ def test_broken_graphs_name_the_node() -> None:
     [
         ("Conv", {"strides": [0, 1]}, np.zeros((4, 3, 3, 3), np.float32)),
         ("Conv", {"pads": [1]}, np.zeros((4, 3, 3, 3), np.float32)),
+        ("Conv", {"kernel_shape": [5, 5]}, np.zeros((4, 3, 3, 3), np.float32)),
+        ("Add", {}, np.zeros((1, 3, 8, 8), np.int64)),
         ("MaxPool", {"kernel_shape": [2, 2], "strides": [0, 0], "ceil_mode": 1}, None),
         ("Cast", {"to": 99}, None),
         ("Expand", {}, np.array([2**40, 2**40], np.int64)),
@@ -52,3 +59,13 @@ def test_a_sparse_initializer_is_refused() -> None:
     proto.graph.sparse_initializer.append(helper.make_sparse_tensor(values, places, [4]))
     with pytest.raises(PlanError, match="s is a sparse initializer"):
         fuseplan.onnx.load(proto).prepare()
+
+
+@pytest.mark.parametrize(("shape", "opset"), [([2, 4], 99), ([2**31, 2**31], 18), ([-3, 4], 18)])
+def test_the_command_tells_what_it_cannot_do(shape: list[int], opset: int, tmp_path: Path) -> None:
+    """ONNX Runtime takes no such opset, and nobody has arrays of such shapes."""
+    path = str(tmp_path / "model.onnx")
+    onnx.save(model([helper.make_node("Relu", ["x"], ["y"])], {"x": shape}, ["y"], {}, opset), path)
+    made = CliRunner().invoke(command, ["run", path])
+    told = {99: r"float64: right", 18: r"ArgumentError: (no array of|an input is no tensor of numbers with)"}
+    assert re.search(told[opset], made.output + str(made.exception)), made.output

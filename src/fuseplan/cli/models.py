@@ -16,7 +16,7 @@ from fuseplan.cli.options import AS_JSON, DURATION, PATIENCE, SEED, SHAPES, Aske
 from fuseplan.cli.screen import Screen, print_json, print_table, tell
 from fuseplan.cli.statuses import RIGHT, WRONG
 from fuseplan.cli.trial import measure_peaks
-from fuseplan.errors import ArgumentError, counted, installing
+from fuseplan.errors import ArgumentError, BuildError, counted, installing
 from fuseplan.graph.type import FLOATS, Type, numpy_dtype, word_of
 from fuseplan.measure.clock import HostClock
 from fuseplan.measure.stats import Timing
@@ -208,11 +208,12 @@ def run_model(asked: Asked, shapes: Iterable[str], seed: int, choose: str) -> Mo
     given = _given(types, seed)
     made = model.run(None, given)
     calls = {"fuseplan": lambda: model.run(None, given)}
-    if importlib.util.find_spec("onnxruntime") is None:
-        peer, want = "float64", model.exact(given)
-    else:
+    try:
         peer, run = "onnxruntime", model.peer(given)
         want, calls[peer] = run(), run
+    except BuildError as refused:
+        Screen(stderr=True).tell(f"beside float64, since {refused}")
+        peer, want = "float64", model.exact(given)
     floats = [word_of(each.dtype) for each in want if isinstance(each, np.ndarray)]
     allowed = max((ALLOWED.get(word, 0.0) for word in floats), default=0.0)
     error = max(map(distance, made, want), default=0.0)
@@ -252,7 +253,9 @@ def _given(types: Mapping[str, Type], seed: int) -> dict[str, Any]:
 def _random(rng: np.random.Generator, made: Type) -> Any:
     """Normal values; of whole numbers, 0 and 1."""
     if made.shape is None:
-        raise ArgumentError(f"an input is no tensor of numbers: {made}")
-    if made.dtype in FLOATS:
-        return rng.standard_normal(made.shape).astype(numpy_dtype(made.dtype))
-    return rng.integers(0, 2, made.shape).astype(numpy_dtype(made.dtype))
+        raise ArgumentError(f"an input is no tensor of numbers with a shape: {made}")
+    try:
+        values = rng.standard_normal(made.shape) if made.dtype in FLOATS else rng.integers(0, 2, made.shape)
+        return values.astype(numpy_dtype(made.dtype))
+    except (MemoryError, ValueError) as error:
+        raise ArgumentError(f"no array of {made}: {error}") from None

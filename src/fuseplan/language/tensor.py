@@ -365,7 +365,7 @@ def _no_tensor(text: str) -> PlanError:
     if tensor is not None:
         return no_arrow(text, tensor.end())
     if re.fullmatch(r"[\w./\\~-]*[/.][\w.-]*[A-Za-z]\w*", words):
-        read = f"Give the text that the file holds: pathlib.Path({words!r}).read_text()"
+        read = f"Give the file's text: pathlib.Path({words!r}).read_text(), or @{words} on the command line"
         remedy = instead_of(words) or read
         return PlanError("this is the name of a file, not a plan", text=text, span=whole, remedy=remedy)
     if re.match(r"[A-Za-z_]\w*\s*(\(|$)", words):

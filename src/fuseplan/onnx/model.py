@@ -30,7 +30,7 @@ from fuseplan.onnx.opening import open_kernels
 from fuseplan.onnx.profiling import seconds_of
 from fuseplan.onnx.protos import LIBRARY
 from fuseplan.onnx.reader import ReadModel, input_types, read
-from fuseplan.onnx.runtime import RUNTIME, Onnx, evaluator, runtime_of
+from fuseplan.onnx.runtime import RUNTIME, Onnx, evaluator, problem, runtime_of
 from fuseplan.onnx.stored import release, whole
 from fuseplan.onnx.writing import Written, written
 from fuseplan.reports.comparison import Comparison, compared
@@ -250,10 +250,16 @@ class OnnxModel:
         """ONNX Runtime's run of the whole model on these arrays, with as many threads.
 
         Raises:
-            BuildError: ONNX Runtime is not installed.
+            BuildError: ONNX Runtime is not installed, or does not run the model.
         """
-        run = runtime_of(whole(self._proto), self._how.target.threads)
-        return lambda: list(run(self.outputs, input_feed))
+        try:
+            call = runtime_of(whole(self._proto), self._how.target.threads)
+            call(self.outputs, input_feed)
+        except BuildError:
+            raise
+        except Exception as error:  # ONNX Runtime has errors of its own
+            raise BuildError(problem(RUNTIME, error)) from error
+        return lambda: list(call(self.outputs, input_feed))
 
     def _read(self, input_feed: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Type]]:
         """The arrays of a call by name, and their types."""

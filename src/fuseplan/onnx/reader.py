@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from onnx import defs, helper, numpy_helper, shape_inference
+from onnx import checker, defs, helper, numpy_helper, shape_inference
 
 from fuseplan.errors import PlanError
 from fuseplan.graph.flattened import with_axes
@@ -281,7 +281,7 @@ class _Reader:
             found = shape_inference.infer_node_outputs(
                 schema, node, types, data, opset_imports=opsets, ir_version=self.model.ir_version or 8
             )
-        except (shape_inference.InferenceError, RuntimeError, ValueError, KeyError):
+        except (shape_inference.InferenceError, checker.ValidationError, RuntimeError, ValueError, KeyError):
             return unknown
         return tuple(
             type_of_proto(found[name]) if name in found else each

@@ -166,7 +166,7 @@ def evaluator(model: Any) -> Callable[[Node, Sequence[Any]], Sequence[Any]]:
                 made = way(_single(model, proto, taken), taken)
                 return [_cast(each, np.float32, np.float64) for each in made]
             except Exception as error:
-                problems.append(_problem(name, error))
+                problems.append(problem(name, error))
         raise BuildError("\n  ".join([f"nothing evaluates {told(node)}", *problems]))
 
     return run
@@ -213,10 +213,11 @@ class _Runs:
         return f" of {types}" if types else ""
 
     def _failed(self, name: str, error: Exception) -> None:
-        self._problems.append(_problem(name, error))
+        self._problems.append(problem(name, error))
 
 
-def _problem(name: str, error: Exception) -> str:
+def problem(name: str, error: Exception) -> str:
+    """What an error of another library says, in a line."""
     said = str(error).strip().splitlines() or [""]
     return f"{name}: {type(error).__name__}: {said[0]}"
 

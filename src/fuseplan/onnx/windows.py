@@ -77,6 +77,8 @@ def convolution(given: Given) -> str:
     given.floats()
     weight = given.known(1, Why.WEIGHT_NOT_CONSTANT)
     window = window_of(given, tuple(weight.shape[2:]))
+    if tuple(given.attribute("kernel_shape", window.kernel)) != window.kernel:
+        raise LeftError(Why.UNREADABLE, f"kernel_shape beside a weight of {'x'.join(map(str, weight.shape))}")
     if not given.type().is_spec or len(window.kernel) > len(CONVOLUTIONS):
         raise LeftError(Why.SHAPE, given.type())
     op = CONVOLUTIONS[len(window.kernel) - 1](
