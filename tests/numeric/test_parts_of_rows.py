@@ -25,6 +25,8 @@ PLANS = (
     "[7x60] -> glu(interleaved=True) -> softmax(0) -> bias",
     "[2x6x3x7, nhwc] -> add -> save(a) -> glu(silu, axis=c) -> mean(hw) -> bias",
     "[2x7x3x64] -> rms_norm -> glu(silu) -> scale",
+    "[2x3x5x38, bhsd] -> rms_norm -> rotary(whole=True)",  # each formula reads one part of a table
+    "[2x5x3x22, bshd] -> scale -> rotary(whole=True, batched=True, inverse=True) -> dynamic_quantize(i8)",
 )
 
 
@@ -36,7 +38,9 @@ def test_any_plan_and_dtype(plan: str) -> None:
     assert_close(fuseplan.compile(made, "reference"), arrays)
 
 
-@pytest.mark.parametrize("plan", [f"bf16{PLANS[0]}", *(f"f32{PLANS[place]}" for place in (1, 2, 4, 5, 7))])
+@pytest.mark.parametrize(
+    "plan", [f"bf16{PLANS[0]}", *(f"f32{PLANS[place]}" for place in (1, 2, 4, 5, 7, 9, 10))]
+)
 def test_a_gpus_text_in_the_interpreter(plan: str) -> None:
     assert_interpreted(plan, GpuReduction, slack=64)
 

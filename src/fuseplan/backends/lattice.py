@@ -116,10 +116,11 @@ class Lattice:
         ]
         return (*kernel.src.shape[:at], split.extent, *kernel.src.shape[at + 1 :]), inner
 
-    def start(self, leaf: str) -> int:
-        """Elements from an operand's place to that of the part which a leaf names."""
+    def start(self, leaf: str, part: int) -> int:
+        """Elements from the place that an operand has in a part to that of the part which a leaf names."""
         key, index = part_of(leaf)
-        return 0 if index is None else index * self._apart[key]
+        own = self.starts[part][self.tensors.index(key)]
+        return 0 if index is None else index * self._apart[key] - own
 
     @property
     def can_fold(self) -> bool:

@@ -147,7 +147,7 @@ class Spots:
                 return places_from(self.b, offsets[name], step)
             if name in self._scattered:
                 return self._by_places.gathered(name, replace(found, element=offsets["dst"]))
-            key, start = part_of(name)[0], self.lattice.start(name)
+            key, start = part_of(name)[0], self.lattice.start(name, part)
             return self._read(key, offsets[key] + start if start else offsets[key], count)
 
         step = self._steps["dst"]

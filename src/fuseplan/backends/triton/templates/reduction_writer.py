@@ -150,7 +150,7 @@ class ReductionWriter(Writer):
         """The offset of a tensor's elements in the tile, and which of them exist."""
         name = part_of(leaf)[0]
         down, across = self.at_cell[name], along.get(name, as_index(0))
-        start = self.lattice.starts[part][self.lattice.tensors.index(name)] + self.lattice.start(leaf)
+        start = self.lattice.starts[part][self.lattice.tensors.index(name)] + self.lattice.start(leaf, part)
         exists = self.has_cell if down.constant is None else ALL
         return down + across + start, self.text.both(exists & tile) if across.constant is None else exists
 
