@@ -316,6 +316,8 @@ def test_a_call_names_what_is_missing() -> None:
         compiled(grad, scale=np.ones(16, np.float32))
     with pytest.raises(ArgumentError, match="`bias` is read by no gradient"):
         compiled(grad, src=grad, scale=np.ones(16, np.float32), bias=grad)
+    with pytest.raises(ArgumentError, match=r"got f32\[4x16\](.|\n)*where src is grad"):
+        compiled(grad[:4], src=grad, scale=np.ones(16, np.float32))
 
 
 def test_a_text_that_is_no_backward_is_refused() -> None:

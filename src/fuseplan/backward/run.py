@@ -76,7 +76,13 @@ class CompiledBackward:
         src, *operands = given
         plan = node.op.plan
         keys = [each.key for each in plan.operands]
-        made = self._built[node.op.written](src, **dict(zip(keys, operands, strict=True)))
+        try:
+            made = self._built[node.op.written](src, **dict(zip(keys, operands, strict=True)))
+        except ArgumentError as error:  # of the plan's names, which the caller has not given
+            names = ", ".join(
+                f"{key} is {name}" for key, name in zip(("src", *keys), node.inputs, strict=True)
+            )
+            raise ArgumentError(f"{error}\n  in {plan}\n  where {names}") from error
         return tuple(made) if plan.results else (made,)
 
 
