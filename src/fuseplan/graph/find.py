@@ -12,7 +12,7 @@ import numpy as np
 
 from fuseplan.errors import PlanError, Unsupported
 from fuseplan.execution.stages import Records, decide
-from fuseplan.graph import attention
+from fuseplan.graph import attended, attention
 from fuseplan.graph.alternatives import as_it_lies, exact
 from fuseplan.graph.cut import Attempt, Cut, Site
 from fuseplan.graph.formulas import formula_of
@@ -96,6 +96,8 @@ class _Finder:
 
     def find(self) -> None:
         self._rotations()
+        for anchor in filter(None, (attended.spelled(self.graph, node) for node in self.graph.nodes)):
+            self._anchored(*anchor)
         self._anchors("contraction", "attention")
         for found in filter(None, (spelled(self.graph, node) for node in self.graph.nodes)):
             if not any(id(node) in self.claimed for node in found.nodes):

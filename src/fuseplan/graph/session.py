@@ -135,6 +135,14 @@ class Session:
             return lambda live: array
         return lambda live: live.get(held)
 
+    def _operand(self, held: Held) -> Callable[[Live], Any]:
+        """What a kernel reads in each call; a constant that lies in a mapped file may have to be copied."""
+        constant = None if isinstance(held, Placed) else self.cut.graph.constants.get(held)
+        if constant is None:
+            return self._taker(held)
+        array = aligned(constant)
+        return lambda live: array
+
     def _launch(self, step: Launch) -> Action:
         bound = {key: each.array(self._memory) for key, each in step.bound.items()}
         bound |= {key: aligned(each) for key, each in step.site.operands.items() if not names_in(each)}
@@ -151,7 +159,7 @@ class Session:
         if not late:
             run = call.launcher(src, dst)
             return lambda live: run()
-        given = {key: (self._taker(each), shapes[key]) for key, each in late.items()}
+        given = {key: (self._operand(each), shapes[key]) for key, each in late.items()}
 
         def launch(live: Live) -> None:
             call(src, dst, **{key: take(live).reshape(shape) for key, (take, shape) in given.items()})
