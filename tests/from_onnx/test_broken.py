@@ -12,7 +12,7 @@ from onnx import helper, numpy_helper
 
 import fuseplan.onnx
 from fuseplan.cli.commands import fuseplan as command
-from fuseplan.errors import BuildError, PlanError
+from fuseplan.errors import ArgumentError, BuildError, PlanError
 from onnx_models import model
 
 
@@ -69,3 +69,17 @@ def test_the_command_tells_what_it_cannot_do(shape: list[int], opset: int, tmp_p
     made = CliRunner().invoke(command, ["run", path])
     told = {99: r"float64: right", 18: r"ArgumentError: (no array of|an input is no tensor of numbers with)"}
     assert re.search(told[opset], made.output + str(made.exception)), made.output
+
+
+def test_an_input_has_the_extents_that_the_model_gives_it(tmp_path: Path) -> None:
+    proto = model([helper.make_node("Relu", ["x"], ["y"])], {"x": ["n", 3, "m"]}, ["y"], {})
+    ours = fuseplan.onnx.load(proto)
+    ours.run(None, {"x": np.ones((2, 3, 5), np.float32)})
+    for shape in ((2, 4, 5), (2, 3), (2, 3, 5, 1)):
+        with pytest.raises(ArgumentError, match=r"another tensor\n  got .*; want f32\[\?x3x\?\]"):
+            ours.run(None, {"x": np.ones(shape, np.float32)})
+    onnx.save(proto, tmp_path / "model.onnx")
+    arguments = ["fuse", str(tmp_path / "model.onnx"), "-o", str(tmp_path / "none" / "made.onnx")]
+    made = CliRunner().invoke(command, arguments)
+    assert made.exit_code == 1
+    assert made.output.endswith("made.onnx: No such file or directory\n")

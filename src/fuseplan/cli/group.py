@@ -78,7 +78,12 @@ class Commands(click.Group):
 
 
 def _end_without_output(error: OSError, ctx: click.Context) -> NoReturn:
-    """Ends the command if its output has no reader or no room; any other error goes on."""
+    """Ends the command if its output has no reader or no room, or a file no place; other errors go on."""
+    if error.filename is not None and error.errno not in FULL:
+        if ctx.meta.get("verbose"):
+            traceback.print_exc()
+        click.echo(f"{error.filename}: {error.strerror}", err=True)
+        ctx.exit(WRONG)
     if error.errno not in (*FULL, errno.EPIPE) and not isinstance(error, BrokenPipeError):
         raise error
     with contextlib.suppress(OSError, ValueError):  # what is left in the buffer has nowhere to go either

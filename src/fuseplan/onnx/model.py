@@ -85,6 +85,7 @@ class OnnxModel:
         self._guard = Lock()
         self._kernels: OpenKernels | None = None
         self.inputs = input_types(self._proto)
+        self._dims = _dims(*(input_types(self._proto, extent) for extent in (1, 2)))
         self.outputs = tuple(each.name for each in self._proto.graph.output)
 
     def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any]) -> list[Any]:
@@ -279,13 +280,32 @@ class OnnxModel:
                 problem = "is missing" if name in self.inputs else "is not the model's"
                 raise ArgumentError(f"the input {name!r} {problem}\n  want {listed}")
             want, got = self.inputs[name], types[name]
-            if want.dtype not in ("?", got.dtype) or want.shape not in (None, got.shape):
-                raise ArgumentError(f"the input {name!r} is another tensor\n  got {got}; want {want}")
+            dims = self._dims[name]
+            is_shape = dims is None or got.shape is None or _is_of(got.shape, dims)
+            if want.dtype not in ("?", got.dtype) or not is_shape:
+                told = want if dims is None else f"{want.dtype}[{'x'.join(map(str, dims))}]"
+                raise ArgumentError(f"the input {name!r} is another tensor\n  got {got}; want {told}")
             if got.shape is None and got.dtype != "?":
                 shape = self.example[name].shape or "its shape"
                 remedy = f"give it, as in {{{name!r}: fuseplan.onnx.Type({shape}, {got.dtype!r})}}"
                 raise ArgumentError(f"the shape of the input {name!r} is not known: {remedy}")
         return {name: types[name] for name in self.inputs}
+
+
+def _dims(ones: Mapping[str, Type], twos: Mapping[str, Type]) -> dict[str, tuple[int | str, ...] | None]:
+    """The extents of inputs, by their types with two numbers for open ones, which get question marks."""
+    shapes = {name: (made.shape, twos[name].shape) for name, made in ones.items()}
+    return {
+        name: None
+        if one is None or two is None
+        else tuple(each if each == other else "?" for each, other in zip(one, two, strict=True))
+        for name, (one, two) in shapes.items()
+    }
+
+
+def _is_of(shape: Sequence[int], dims: Sequence[int | str]) -> bool:
+    """Whether a shape has these extents, of which question marks stand for any."""
+    return len(shape) == len(dims) and all(want in ("?", got) for got, want in zip(shape, dims, strict=True))
 
 
 def _array(value: Any) -> Any:
