@@ -39,6 +39,7 @@ PLANS = (
     "f32[1x5x9x8] -> conv2d(7, kernel=3, stride=2) -> bias",
     "f16[2x24x6x5, nhwc] -> conv2d(24, kernel=3, padding=1, groups=24) -> bias -> silu",
     "bf16[33x64] -> matmul(40) -> bias -> gelu",
+    "bf16[33x64] -> linear(300) -> cross_entropy",
     "f16[9x40x6x7, nhwc] -> batch_norm_training(running=True) -> relu",
 )
 

@@ -40,7 +40,24 @@ class Reduction:
         return "\n".join([*lines, *([f"{INDEX} steps {listed(self.index)}"] if self.index else [])])
 
 
-Centre = Contraction | Reduction | Attend | AttendGradient
+@dataclass(frozen=True)
+class Summary:
+    """Statistics of a contraction's features: no tensor has the contraction's result.
+
+    The stages `between` are applied to that result, whose axes are those of src with features for channels.
+    The epilogue reads the numbers of each position.
+    """
+
+    contraction: Contraction
+    reduction: Reduction
+
+    @property
+    def text(self) -> str:
+        """Both, a line or more each."""
+        return f"{self.contraction.text}\n{self.reduction.text}"
+
+
+Centre = Contraction | Reduction | Summary | Attend | AttendGradient
 
 
 def listed(numbers: tuple[int, ...]) -> str:

@@ -33,7 +33,8 @@ def statistics(steps: Sequence[Step]) -> tuple[Statistic, ...]:
     """
     listed = centres(steps)
     values, found = {"x": leaf("x")}, list[Statistic]()
-    for step in steps[listed[0].index : listed[-1].index + 1]:
+    first = steps[0].index
+    for step in steps[listed[0].index - first : listed[-1].index - first + 1]:
         if isinstance(step.op, Normalization):
             made = step.op.reductions(step.leaves, step.src)
             found += [

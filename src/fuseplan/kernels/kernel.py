@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from numpy.typing import NDArray
 
-from fuseplan.kernels.centre import Centre, Reduction, listed
+from fuseplan.kernels.centre import Centre, Reduction, Summary, listed
 from fuseplan.kernels.contraction import Contraction
 from fuseplan.kernels.counted import Counted
 from fuseplan.kernels.opened import Opened
@@ -235,7 +235,8 @@ class Kernel(Opened):
         """The dtype of sums, expressions and parameters: f64 for f64, exact sums of i8 and large indices."""
         casts = (CASTS.get(fn) for each in (*self.prologue, *self.epilogue) for fn in calls(each.expression))
         is_exact = any(op.role == "weight" and not dtype_of(op.dtype).is_float for op in self.operands)
-        has_index = isinstance(self.centre, Reduction) and self.centre.index
+        made = self.reductions
+        has_index = made is not None and made.index
         is_exact |= bool(has_index) and self.reduced_count > EXACT_IN_F32
         return "f64" if is_exact or "f64" in (self.src.dtype, self.dst.dtype, *casts) else "f32"
 
@@ -243,16 +244,24 @@ class Kernel(Opened):
     def flops(self) -> int:
         """The contraction's, and one for every function of every expression at every element."""
         is_counted = Contraction | Attend | AttendGradient
-        centre = self.centre.flops if isinstance(self.centre, is_counted) else 0
+        made = self.centre.contraction if isinstance(self.centre, Summary) else self.centre
+        centre = made.flops if isinstance(made, is_counted) else 0
         before = sum(functions(stage.expression) for stage in self.prologue) * self.src.size
         behind = (*self.between, *self.between, *self.epilogue)  # gate and value meet those between
         after = sum(functions(stage.expression) for stage in behind) * self.dst.size
-        reduced = sum(functions(each) + 1 for part in self.statistics for each in part.expressions)
-        return centre + before + after + reduced * self.src.size
+        listed = self.reductions.statistics if self.reductions else ()
+        reduced = sum(functions(each) + 1 for part in listed for each in part.expressions)
+        seen = self.src.size
+        if isinstance(self.centre, Summary):
+            reduced += sum(functions(stage.expression) for stage in self.between)
+            seen = self.contraction.rows * self.contraction.features
+        return centre + before + after + reduced * seen
 
     @property
     def reduced_count(self) -> int:
         """Elements that one number of a statistic is made of; 1 without statistics."""
+        if isinstance(self.centre, Summary):
+            return self.contraction.features
         over = self.centre.over if isinstance(self.centre, Reduction) else ()
         return prod(self.src.shape[axis] for axis in over)
 
@@ -319,7 +328,9 @@ class Kernel(Opened):
 
     @property
     def contraction(self) -> Contraction:
-        """The centre, a contraction; ValueError in any other kernel."""
+        """The centre, a contraction, or that whose statistics it has; ValueError in any other kernel."""
+        if isinstance(self.centre, Summary):
+            return self.centre.contraction
         return self._centre_of(Contraction)
 
     @property
@@ -339,13 +350,20 @@ class Kernel(Opened):
 
     @property
     def has_cells(self) -> bool:
-        """Whether the centre is a reduction over any axes."""
-        return isinstance(self.centre, Reduction) and self.centre.has_cells
+        """Whether tensors behind statistics have axes of their own: those over any axes."""
+        return self.reductions is not None and self.reductions.has_cells
+
+    @property
+    def reductions(self) -> Reduction | None:
+        """The statistics of src, or of a contraction of it."""
+        made = self.centre.reduction if isinstance(self.centre, Summary) else self.centre
+        return made if isinstance(made, Reduction) else None
 
     @property
     def overwrites(self) -> bool:
         """Whether dst may be the memory of src: each element is read once, before its own is written."""
-        return self.has_cells and not self.statistics and self.src == self.dst
+        is_read_once = isinstance(self.centre, Reduction) and self.has_cells and not self.statistics
+        return is_read_once and self.src == self.dst
 
     @property
     def weight(self) -> KernelOperand:

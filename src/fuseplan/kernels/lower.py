@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from fuseplan.kernels.cells import placed_output, placed_result, spread
-from fuseplan.kernels.centre import Reduction
-from fuseplan.kernels.contraction import Contraction, Pool
+from fuseplan.kernels.centre import Reduction, Summary
+from fuseplan.kernels.contracted import contraction
 from fuseplan.kernels.counted import counted
 from fuseplan.kernels.gradients import NO_WINDOW, gradient
 from fuseplan.kernels.joined import centres, numbered, results, statistics
@@ -20,16 +20,13 @@ from fuseplan.language.layouts import behind_runs, dense
 from fuseplan.language.parts import Split
 from fuseplan.language.reduction import INDEX
 from fuseplan.language.tensor import TensorSpec
-from fuseplan.ops import pool
 from fuseplan.ops.attention import Attending
-from fuseplan.ops.conv import Conv
 from fuseplan.ops.gradient import ConvWeightGradient, LinearWeightGradient
 from fuseplan.ops.matmul import Product
 from fuseplan.ops.normalization import Normalization, reduced_axes
 from fuseplan.ops.parts import Parted
 from fuseplan.ops.ranges import RANGES, Within
 from fuseplan.ops.save import Save
-from fuseplan.ops.windows import Window
 from fuseplan.plans.step import Step
 from fuseplan.plans.text import operator_text
 from fuseplan.scalar import CASTS, Scalar, leaf, leaves_of
@@ -61,7 +58,27 @@ def _lowered(steps: Sequence[Step]) -> Kernel:
         return _normalization(steps, before, centre, after)
     if centre.op.is_gradient:
         return _weight_gradient(steps, before, centre, after)
+    behind = next((step for step in after if isinstance(step.op, Normalization)), None)
+    if behind is not None:
+        return _summary(steps, behind)
     return _contraction(steps, before, centre, after)
+
+
+def _summary(steps: Sequence[Step], behind: Step) -> Kernel:
+    """A contraction, and statistics of its result: the kernels of both halves as one."""
+    head, tail = steps[: behind.index], steps[behind.index :]
+    first, last = _lowered(head), _normalization(tail, (), behind, tail[1:])
+    assert isinstance(last.centre, Reduction)  # by what lowers statistics
+    between = [replace(each, role="between") if each.role == "epilogue" else each for each in first.operands]
+    return replace(
+        last,
+        src=first.src,
+        prologue=first.prologue,
+        centre=Summary(first.contraction, last.centre),
+        between=first.epilogue,
+        operands=(*between, *last.operands),
+        parameters=(*first.parameters, *last.parameters),
+    )
 
 
 def _attention(steps: Sequence[Step], centre: Step, after: Sequence[Step]) -> Kernel:
@@ -121,7 +138,7 @@ def _contraction(
     between, behind = steps[centre.index + 1 : meeting], steps[meeting:]
     return replace(
         _kernel(steps, before, behind),
-        centre=_convolution(centre),
+        centre=contraction(centre),
         operands=(
             *_operands(before, "prologue"),
             *_weights(centre),
@@ -179,7 +196,8 @@ def _normalization(
     kernel = replace(_kernel(steps, before, (centre, *after)), centre=made)
     if centres(after) or any(step.op.has_parts for step in steps):
         return _over_axes(kernel, steps, centre)
-    if op.per == "row" and _have_blocks(steps) and _are_rows(steps):
+    is_first = not steps[0].index  # there is no contraction in front of them
+    if op.per == "row" and is_first and _have_blocks(steps) and _are_rows(steps):
         return _in_rows(kernel, steps)
     if op.per not in ("channel", "activation"):
         return _over_axes(kernel, steps, centre)
@@ -232,11 +250,11 @@ def _over_axes(kernel: Kernel, steps: Sequence[Step], centre: Step) -> Kernel:
     assert isinstance(op, Normalization)  # by its kind
     axes, removed, split = op.over(centre.src), op.removes(centre.src), op.split(centre.src)
     parts = next((step.op.split(step.src) for step in steps if isinstance(step.op, Parted)), None)
-    counting, run = steps, None
+    counting, run, at = steps, None, centre.index - steps[0].index
     if split:
         axis, length = run = split[0], centre.src.shape[split[0]] // split[1]
         axes, steps = behind_runs(axes, axis), [split_step(step, axis, length) for step in steps]
-        parts, centre = parts and parts_in_runs(parts, axis, length), steps[centre.index]
+        parts, centre = parts and parts_in_runs(parts, axis, length), steps[at]
     src, whole = centre.src, steps[0].src.canonical
     places = [whole.rank - src.rank + src.canonical_order.index(axis) for axis in range(src.rank)]
     behind = [place for axis, place in enumerate(places) if axis not in removed]
@@ -251,8 +269,7 @@ def _over_axes(kernel: Kernel, steps: Sequence[Step], centre: Step) -> Kernel:
         centre=Reduction(kernel.statistics, over, op.per, index),
         parts=parts and replace(parts, axis=places[parts.axis]),
         epilogue=tuple(
-            numbered(stage, step, over)
-            for stage, step in zip(kernel.epilogue, steps[centre.index :], strict=True)
+            numbered(stage, step, over) for stage, step in zip(kernel.epilogue, steps[at:], strict=True)
         ),
         operands=tuple(
             _placed(
@@ -273,8 +290,8 @@ def _over_axes(kernel: Kernel, steps: Sequence[Step], centre: Step) -> Kernel:
             *(placed_output(each, steps[each.after or 0], centre, places, behind) for each in kernel.outputs),
         ),
         indices=(
-            *counted(counting[: centre.index], "prologue", places, whole.rank, run),
-            *counted(counting[centre.index + 1 :], "epilogue", behind, whole.rank, run),
+            *counted(counting[:at], "prologue", places, whole.rank, run),
+            *counted(counting[at + 1 :], "epilogue", behind, whole.rank, run),
         ),
     )
 
@@ -365,30 +382,3 @@ def _stage(step: Step) -> Stage:
     saves = step.op.key if isinstance(step.op, Save) else ""
     formula, *others = step.formulas
     return Stage(step.index, operator_text(step.op, parameters=False), formula, saves, tuple(others))
-
-
-def _convolution(step: Step) -> Contraction:
-    """A product is a convolution of one tap; the channels of a pool are groups."""
-    op, src = step.op, step.src
-    assert isinstance(op, Product | Conv | pool.Pool)  # by the rules
-    once = (1,) * len(src.spatial)
-    one_tap = Window(once, once, once, ((0, 0),) * len(once), src.spatial)
-    window = one_tap if isinstance(op, Product) else op.window(src)
-    moved = Contraction(
-        batch=src.batch,
-        channels=src.channels,
-        features=src.channels,
-        groups=src.channels,
-        src_spatial=src.spatial,
-        dst_spatial=window.dst,
-        kernel=window.kernel,
-        stride=window.stride,
-        dilation=window.dilation,
-        padding=window.padding,
-    )
-    if isinstance(op, pool.Pool):
-        return replace(moved, pool=Pool(op.join, op.counted(src)))
-    made = replace(moved, features=op.features, precision=op.precision)
-    if isinstance(op, Product):
-        return replace(made, groups=1, weight_per_batch=op.batched)
-    return replace(made, groups=op.groups)

@@ -8,6 +8,7 @@ from typing import Any, TypeVar, cast
 
 from fuseplan.errors import Unsupported
 from fuseplan.kernels.joined import are_joined, parts_fit
+from fuseplan.kernels.summary import is_summed, summary_claims
 from fuseplan.language.extents import OPEN
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.messages.reasons import Claim, Reason, Refusal, claim, first_refusal
@@ -27,6 +28,9 @@ RULES = {
     after:  prologue -> contraction -> epilogue; the prologue is applied as src is read, the epilogue in
     registers
     saves:  writing and reading again, once each, the result of every operator but the last
+
+    Statistics of its features may stand behind it: a cross-entropy, a maximum, a sum. Nothing writes its
+    result then.
     """,
     "pointwise": """Elementwise operators, one after another, are one kernel.
 
@@ -93,8 +97,11 @@ def conditions(rule: str, plan: FusionPlan) -> Iterator[Claim]:
     met = " comes after ".join(step.title for step in reversed(centres[:2]))
     second = centres[1].index if len(centres) > 1 else None
     is_one = second is None or (kinds == {"normalization"} and are_joined(plan.steps))
+    is_summary = rule == "contraction" and is_summed(centres)
     for several, reason in _SEVERAL.items():
-        yield claim(is_one or kinds != several, reason, got=met, operator=second)
+        yield claim(is_one or is_summary or kinds != several, reason, got=met, operator=second)
+    if is_summary:
+        yield from summary_claims(plan.steps, *centres)
     is_alone = second is None or "attention" not in kinds
     yield claim(is_alone, Reason.BESIDE_ATTENTION, got=met, operator=second)
     yield from _gradient(plan, centres)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from fuseplan.kernels.centre import Centre
+from fuseplan.kernels.centre import Centre, Summary
 from fuseplan.kernels.contraction import Contraction
 from fuseplan.language.attend import Attend
 from fuseplan.language.tensor import TensorSpec
@@ -57,12 +57,15 @@ class Opened:
 
         kernel: Any = self
         imaged = self.centre if isinstance(self.centre, Contraction | Attend) else None
+        centre: Any = replace(imaged, batch=extent) if imaged else self.centre
+        if isinstance(centre, Summary):
+            centre = replace(centre, contraction=replace(centre.contraction, batch=extent))
         rows = extent * self.open_each if self.open_each > 1 else extent
         return replace(
             kernel,
             src=resized(self.src, self.open_axis, rows),
             dst=resized(self.dst, self.open_axis, rows),
-            centre=replace(imaged, batch=extent) if imaged else self.centre,
+            centre=centre,
             operands=tuple(map(sized, self.operands)),
             outputs=tuple(map(sized, self.outputs)),
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from decimal import ROUND_CEILING, Context
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from fuseplan.kernels.centre import Reduction
+from fuseplan.kernels.centre import Reduction, Summary
 from fuseplan.kernels.contraction import Contraction
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import CHANNEL, Kernel, KernelOperand
@@ -26,7 +26,7 @@ Accuracy = str | float  # "default", "strict", or the largest `error_bound` allo
 _SMALL = ((), CHANNEL)  # axes of operands that are read again for each part
 _CENTRES = (
     (Attend | AttendGradient, Reason.ATTENTION_IN_POINTWISE),
-    (Contraction, Reason.CONTRACTION_IN_POINTWISE),
+    (Contraction | Summary, Reason.CONTRACTION_IN_POINTWISE),
     (Reduction, Reason.NORMALIZATION_IN_POINTWISE),
 )
 _TWO_DIGITS_UP = Context(prec=2, rounding=ROUND_CEILING)

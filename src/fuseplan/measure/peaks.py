@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fuseplan.kernels.centre import Reduction
+from fuseplan.kernels.centre import Reduction, Summary
 from fuseplan.kernels.contraction import Contraction
 from fuseplan.kernels.emit import FIRST_SLOT
 from fuseplan.kernels.kernel import Kernel
@@ -118,7 +118,8 @@ class GpuPeaks(Record):
         the chip; what the second cache still holds of it can be faster. Full precision in f32 is what the f32
         units take, or three products of TF32, whichever is less.
         """
-        product = kernel.centre if isinstance(kernel.centre, Contraction) else None
+        has_products = isinstance(kernel.centre, Contraction | Summary)
+        product = kernel.contraction if has_products else None
         dtype = "tf32" if product and product.precision == "tf32" else kernel.src.dtype
         rate = self.flops[dtype]
         if dtype == "f32":

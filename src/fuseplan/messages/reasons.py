@@ -81,6 +81,26 @@ class Reason(Catalogue):
         "one kernel holds a contraction or an operator with statistics, not both",
         "Split the plan in front of the second of the two",
     )
+    RESULT_AGAIN = (
+        "a contraction's result is in no memory: statistics of it may leave their numbers alone",
+        "Split the plan in front of the statistics; those of sum, logsumexp or cross_entropy are read once",
+    )
+    BESIDE_SUMMARY = (
+        "beside a contraction whose result has statistics there are no parts, indices or kept values",
+        "Split the plan in front of that operator, or in front of the statistics where it is before them",
+    )
+    NO_SUMMARY = (
+        "the kernel has no statistics of a contraction's result",
+        f"`normalization` and `reduction` take statistics of src, `attention` takes one; {OTHERS}",
+    )
+    SUMMED_PRODUCT = (
+        "statistics of a contraction's result are those of a matrix product's rows, one weight for all",
+        "Split the plan in front of the operator with statistics",
+    )
+    ROW_TILES = (
+        "programs count to the end of each tile of rows, and there is a fixed number of counters",
+        "Give fewer rows at a time, or split the plan in front of the operator with statistics",
+    )
     NO_ATTENTION = (
         "the plan has no attention",
         f"`attention` takes one; `normalization` and `reduction` take statistics; {OTHERS}",

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fuseplan.kernels.centre import Reduction
+from fuseplan.kernels.centre import Reduction, Summary
 from fuseplan.kernels.contraction import Contraction
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.gradients import KernelTensor
@@ -62,9 +62,13 @@ class Interpreter:
                 x = self._attend(attention, x, leaves)
             case Reduction() as reduction:
                 leaves |= _reduced(reduction, x, leaves)
+            case Summary(contraction, reduction):
+                made = convolve(contraction, x, kernel.canonical_weight(leaves[kernel.weight.key]))
+                made = self._applied(kernel.between, made, leaves, places, KernelTensor(made.shape))
+                leaves |= _reduced(reduction, made, leaves)
         for result in kernel.results:
             self._write(result, places[f"result:{result.key}"], leaves)
-        if kernel.between:
+        if kernel.between and not isinstance(kernel.centre, Summary):
             x = self._applied(kernel.between, x, leaves, places, TensorSpec(x.shape))
         in_parts = any(stage.reads_parts for stage in kernel.epilogue)
         spec = KernelTensor(x.shape) if in_parts else kernel.dst

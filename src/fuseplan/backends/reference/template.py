@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from fuseplan.kernels.centre import Summary
 from fuseplan.kernels.contraction import Contraction
 from fuseplan.kernels.emit import Slot, Source
 from fuseplan.kernels.kernel import Kernel, KernelOperand
@@ -50,9 +51,11 @@ class Interpreted(Template):
 
     @staticmethod
     def bound(kernel: Kernel) -> float:
-        """The bound of a float64 sum in any order: one rounding per product."""
-        depth = kernel.contraction.depth if isinstance(kernel.centre, Contraction) else kernel.reduced_count
-        return float(depth * 2.0**-53)
+        """The bound of float64 sums in any order: one rounding per product and per element that is joined."""
+        has_products = isinstance(kernel.centre, Contraction | Summary)
+        depth = kernel.contraction.depth if has_products else 0
+        joined = 0 if isinstance(kernel.centre, Contraction) else kernel.reduced_count
+        return float((depth + joined) * 2.0**-53)
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
         """The kernel's own text: the interpreter reads the record."""

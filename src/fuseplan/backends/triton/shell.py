@@ -9,7 +9,7 @@ from math import sqrt
 from fuseplan.backends.triton.elementwise import argument
 from fuseplan.backends.triton.index import EXTENT, Index, as_index, ceil_div
 from fuseplan.backends.triton.text import Text
-from fuseplan.kernels.centre import Reduction
+from fuseplan.kernels.centre import Reduction, Summary
 from fuseplan.kernels.contraction import Contraction
 from fuseplan.kernels.emit import Programs, Slot, Source
 from fuseplan.kernels.kernel import Kernel
@@ -103,9 +103,10 @@ def header(kernel: Kernel, title: str) -> Iterator[str]:
     """The plan, the choice, and the formulas and tensors by the names that they have in the plan."""
     centre, told, src = kernel.centre, kernel.text.splitlines(), kernel.src
     middle, reads_rows = [], isinstance(centre, Reduction) and centre.per == "row"
-    if isinstance(centre, Contraction):
+    if isinstance(centre, Contraction | Summary):
         middle, reads_rows = [contraction(kernel)], _is_matmul(kernel)
-        told = [line for line in told if centre.pool or line != centre.text]
+        conv = kernel.contraction
+        told = [line for line in told if conv.pool or line != conv.text]
     elif isinstance(centre, Attend | AttendGradient):
         middle, reads_rows = [attention(kernel)], True
     elif centre is None:  # parts of the last axis, unless the operator names another

@@ -13,6 +13,7 @@ from fuseplan.backends.cpu.template import CpuTemplate
 from fuseplan.backends.cpu.templates.reduction_loops import CHUNK, ROWS, Cut, chunking
 from fuseplan.backends.cpu.templates.reduction_writer import ReductionWriter
 from fuseplan.backends.lattice import Lattice
+from fuseplan.kernels.centre import Summary
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.target import Target
@@ -67,7 +68,7 @@ class Reduction(CpuTemplate):
 
     @classmethod
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
-        yield claim(kernel.has_cells, Reason.NO_REDUCTION)
+        yield claim(kernel.has_cells and not isinstance(kernel.centre, Summary), Reason.NO_REDUCTION)
         yield block_claim(kernel)
         lattice = Lattice(kernel)
         is_outer = kernel.open_axis is None or lattice.is_along or bool(lattice.outer_cells)

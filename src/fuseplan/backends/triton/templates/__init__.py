@@ -12,6 +12,7 @@ from fuseplan.backends.triton.templates.normalization import GpuNormalization
 from fuseplan.backends.triton.templates.pointwise import GpuPointwise
 from fuseplan.backends.triton.templates.product import Product
 from fuseplan.backends.triton.templates.reduction import GpuReduction
+from fuseplan.backends.triton.templates.summary import ProductSummary
 
 TEMPLATES: tuple[type[GpuTemplate], ...] = (
     GpuPointwise,
@@ -21,6 +22,7 @@ TEMPLATES: tuple[type[GpuTemplate], ...] = (
     GpuAttention,
     GpuAttentionGradient,
     GpuDepthwise,
+    ProductSummary,
     Hopper,
     Product,
 )  # fmt: skip

@@ -14,6 +14,7 @@ from fuseplan.backends.triton.index import ceil_div, power_of_two
 from fuseplan.backends.triton.templates import reduction_cost as cost
 from fuseplan.backends.triton.templates.reduction_tiles import ReductionKnobs
 from fuseplan.backends.triton.templates.reduction_writer import ReductionWriter
+from fuseplan.kernels.centre import Summary
 from fuseplan.kernels.emit import COUNTER_BYTES, Source
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.target import Target
@@ -56,7 +57,7 @@ class GpuReduction(ReductionKnobs):
 
     @classmethod
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
-        yield claim(kernel.has_cells, Reason.NO_REDUCTION)
+        yield claim(kernel.has_cells and not isinstance(kernel.centre, Summary), Reason.NO_REDUCTION)
         yield block_claim(kernel)
         if not isinstance(accuracy, str):
             least = min(each.error_bound(kernel) for each in cls._made(kernel, target))

@@ -1,0 +1,115 @@
+"""A product whose rows have statistics: cross-entropy, or a maximum, of logits that no memory holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import ceil, log2
+from typing import ClassVar
+
+from fuseplan.backends.triton import dialect, model
+from fuseplan.backends.triton.templates import product_cost
+from fuseplan.backends.triton.templates.product import Product, arithmetics, choices
+from fuseplan.backends.triton.templates.product_tiles import Knobs, Tiles
+from fuseplan.backends.triton.templates.summary_writer import STATES, SummaryWriter, state_bytes
+from fuseplan.kernels.centre import Summary
+from fuseplan.kernels.emit import COUNTER_BYTES, Source
+from fuseplan.kernels.kernel import CHANNEL, Kernel
+from fuseplan.kernels.target import Target
+from fuseplan.kernels.template import (
+    Accuracy,
+    Template,
+    Traffic,
+    accuracy_claim,
+    block_claim,
+    layout_claims,
+    moved_once,
+    unit_roundoff,
+)
+from fuseplan.messages.reasons import Claim, Reason, claim
+from fuseplan.scalar import calls, leaves_of
+
+COUNTERS = COUNTER_BYTES // 4
+ROWS = 128  # of the tiles for many rows
+
+
+@dataclass(frozen=True)
+class ProductSummary(Product):
+    """Tiles of rows x features; each leaves its rows' statistics, and the last one of a row merges them.
+
+    reads:  src once for each block of features, unless a cache still holds it; weight likewise for each block
+        of rows
+    writes: dst once; the states of each tile's rows to the workspace and back, a few numbers for each row
+        and block of features
+    chosen: for every matrix product behind which there are statistics of its features
+
+    The states of a row are merged in the order of the features, whichever tile comes last: the same bits in
+    every run. Attributes are those of `product`; the sum of products is never in parts.
+    """
+
+    name: ClassVar[str] = "product_summary"
+    opens: ClassVar[bool] = False
+    error_scale: ClassVar[str] = (
+        "the sum of |src||weight| of the largest element, and that of the terms joined"
+    )
+
+    @classmethod
+    def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
+        yield claim(isinstance(kernel.centre, Summary), Reason.NO_SUMMARY)
+        conv, step = kernel.contraction, kernel.centre_step
+        is_product = conv.pool is None and conv.is_matrix_product and conv.groups == 1
+        is_product = is_product and not conv.weight_per_batch
+        yield claim(is_product, Reason.SUMMED_PRODUCT, got=None if is_product else conv.text, operator=step)
+        yield from layout_claims(kernel)
+        between = (each for each in kernel.operands if each.role == "between")
+        large = {each.key for each in between if each.axes not in ((), CHANNEL)}
+        met = next((each for each in kernel.between if large & leaves_of(each.expression)), None)
+        at, text = (None, None) if met is None else (met.step, met.op_text)
+        yield claim(met is None, Reason.OPERANDS_BETWEEN, got=text, operator=at)
+        yield block_claim(kernel)
+        tiles = -(-conv.rows // ROWS)
+        yield claim(
+            tiles <= COUNTERS, Reason.ROW_TILES, got=f"{conv.rows} rows", want=f"at most {COUNTERS * ROWS}"
+        )
+        exact = arithmetics(kernel, target, "strict")[0]
+        yield accuracy_claim(_bound(kernel, exact), accuracy)
+
+    @classmethod
+    def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
+        made = dict.fromkeys(_plain(each) for each in choices(kernel, target, accuracy))
+        counted = [each for each in made if Tiles(kernel, each).row_blocks.high <= COUNTERS]
+        for knobs in counted or [replace(next(iter(made)), rows=ROWS)]:
+            yield cls(**vars(knobs))
+
+    def traffic(self, kernel: Kernel, target: Target) -> Traffic:
+        return moved_once(kernel, state_bytes(kernel, self))
+
+    def seconds(self, kernel: Kernel, target: Target) -> float:
+        """The product's, and the way of the states through the second cache or memory."""
+        moved = 2 * state_bytes(kernel, self) / model.rates(target).memory
+        return super().seconds(kernel, target) + moved
+
+    def error_bound(self, kernel: Kernel) -> float:
+        """The product's bound, of which a maximum or a logarithm keeps once and a merge adds roundings."""
+        return _bound(kernel, self.arithmetic)
+
+    def emit(self, kernel: Kernel, target: Target) -> Source:
+        return SummaryWriter(self, kernel, self.text).source()
+
+
+def _plain(knobs: Knobs) -> Knobs:
+    """The same tile in one piece, its sum by one program."""
+    return replace(knobs, split=1, parts=1)
+
+
+def _bound(kernel: Kernel, arithmetic: str) -> float:
+    """Errors of the products twice, in the elements and in their maximum, and of each join a rounding."""
+    assert isinstance(kernel.centre, Summary)  # by `limits`
+    features = kernel.contraction.features
+    added = ceil(log2(max(2, features))) + -(-features // (16 * STATES))
+    formulas = [stage.expression for stage in (*kernel.between, *kernel.epilogue)]
+    formulas += [part.term for each in kernel.centre.reduction.statistics for part in each.parts]
+    functions = sum(
+        dialect.relative_error(name, kernel.dst.dtype) for each in formulas for name in calls(each)
+    )
+    return 2 * product_cost.bound(kernel, arithmetic) + 2 * (added + 2) * unit_roundoff(kernel) + functions
