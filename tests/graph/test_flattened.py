@@ -42,13 +42,25 @@ def test_a_view_that_others_read_stays() -> None:
 
 
 @pytest.mark.parametrize(
+    ("old", "new"), [("(3, 4, 24)", "(4, 3, 24)"), ("x: f32[3x4x16]", "x: f32[3x4x2x8]")]
+)
+def test_a_view_of_other_axes_gives_the_products(old: str, new: str) -> None:
+    graph = graph_of(ROWS.replace(old, new))
+    made = with_axes(graph)
+    assert [node.op.name for node in made.nodes] == ["reshape", "layer", "layer", "layer"]
+    (site,) = find(made, threads=1).sites
+    assert str(site.plan).endswith("linear(24) -> bias -> relu")
+    inputs = random_inputs(graph)
+    assert abs(Session(find(made, threads=1))(inputs)["y"] - graph.evaluate(inputs)["y"]).max() < 1e-5
+
+
+@pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("(3, 4, 24)", "(4, 3, 24)"),  # other axes
         ("output y", "output y\noutput z"),  # the rows are wanted
+        ("(3, 4, 24)", "(12, 24)"),  # they are rows behind it too
         ("output y", "t = tanh(z)\noutput y\noutput t"),
         ("output y", "t = tanh(l)\noutput y\noutput t"),
-        ("x: f32[3x4x16]", "x: f32[3x16x4]"),  # the rows are others than those of x
         ("z = bias(l, b)", "z = tanh(l)"),
     ],
 )

@@ -9,6 +9,7 @@ from fuseplan.graph.graph import Graph
 from fuseplan.graph.layer import Layer
 from fuseplan.graph.node import Node
 from fuseplan.graph.ops import Reshape
+from fuseplan.graph.type import Type
 from fuseplan.ops.affine import Bias
 from fuseplan.ops.matmul import Product
 
@@ -16,14 +17,25 @@ from fuseplan.ops.matmul import Product
 def with_axes(graph: Graph) -> Graph:
     """The graph whose products have the axes of the tensors around such views: plans go on behind them.
 
-    The views count as taken away; one that others read too stays.
+    The views count as taken away; one that others read too stays. A view in front that joins more than rows,
+    such as heads, gives the product's axes in their place.
     """
     made, gone = dict[int, Node](), dict[int, Node]()
     for nodes, before, after in _between_views(graph):
-        names = [before.inputs[0], *(node.outputs[0] for node in nodes[:-1]), after.outputs[0]]
-        for node, src, dst in zip(nodes, names, names[1:], strict=False):
-            made[id(node)] = replace(node, inputs=(src, *node.inputs[1:]), outputs=(dst,))
+        src, rows, dst = (
+            graph.types[each].shape or () for each in (before.inputs[0], nodes[0].inputs[0], after.outputs[0])
+        )
+        is_rows = src[:-1] == dst[:-1] and src[-1:] == rows[-1:]
+        whole = before.inputs[0] if is_rows else before.outputs[0]
+        if not is_rows and _reader(graph, before) is not nodes[0]:
+            continue
+        names = [whole, *(node.outputs[0] for node in nodes[:-1]), after.outputs[0]]
+        for node, read, written in zip(nodes, names, names[1:], strict=False):
+            made[id(node)] = replace(node, inputs=(read, *node.inputs[1:]), outputs=(written,))
         gone[id(after)] = after
+        if not is_rows:
+            made[id(before)] = replace(before, op=Reshape((*dst[:-1], *rows[-1:])))
+            continue
         readers = [each for each in graph.readers[before.outputs[0]] if id(each) not in made]
         if not readers and before.outputs[0] not in graph.outputs:
             gone[id(before)] = before
@@ -46,11 +58,15 @@ def _between_views(graph: Graph) -> Iterator[tuple[list[Node], Node, Node]]:
             nodes, after = [node, after], _reader(graph, after)
         if after is None or not isinstance(after.op, Reshape):
             continue
-        src, rows, dst = (graph.types[each] for each in (before.inputs[0], node.inputs[0], after.outputs[0]))
-        kept, features = (src.shape or ())[-1:], (graph.types[node.outputs[0]].shape or ())[-1:]
-        is_rows = src.is_spec and kept == (rows.shape or ())[-1:]
-        if is_rows and dst.shape == (*(src.shape or ())[:-1], *features):
+        if _is_between(*(graph.types[each] for each in (node.inputs[0], node.outputs[0], after.outputs[0]))):
             yield nodes, before, after
+
+
+def _is_between(rows: Type, made: Type, dst: Type) -> bool:
+    """Whether a product of rows has the elements of a tensor of more axes, whose last one has the features."""
+    return (
+        rows.rank == 2 and dst.rank > 2 and dst.is_spec and (dst.shape or ())[-1:] == (made.shape or ())[-1:]
+    )
 
 
 def _reader(graph: Graph, node: Node) -> Node | None:
