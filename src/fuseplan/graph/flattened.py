@@ -63,10 +63,9 @@ def _between_views(graph: Graph) -> Iterator[tuple[list[Node], Node, Node]]:
 
 
 def _is_between(rows: Type, made: Type, dst: Type) -> bool:
-    """Whether a product of rows has the elements of a tensor of more axes, whose last one has the features."""
-    return (
-        rows.rank == 2 and dst.rank > 2 and dst.is_spec and (dst.shape or ())[-1:] == (made.shape or ())[-1:]
-    )
+    """Whether a product of rows has the elements of a tensor of more axes, the features its last."""
+    is_like = (dst.shape or ())[-1:] == (made.shape or ())[-1:]
+    return rows.rank == 2 and dst.rank > 2 and dst.is_spec and is_like
 
 
 def _reader(graph: Graph, node: Node) -> Node | None:
