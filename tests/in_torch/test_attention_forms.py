@@ -107,3 +107,33 @@ def test_what_leaves_or_is_random_is_computed_in_each_call() -> None:
     torch.testing.assert_close(made, src * (torch.arange(4.0) + 1).exp())
     assert table.tolist() == [[1, 2], [3, 4]]
     assert not noise.equal(first[2])
+
+
+class WrittenOut(nn.Module):  # type: ignore[misc]
+    """Attention of 4 heads of 8 elements as products and a softmax, perhaps with a causal mask."""
+
+    def __init__(self, is_masked: bool) -> None:
+        super().__init__()
+        self.packed, self.last = nn.Linear(32, 96), nn.Linear(32, 32)
+        self.dropout = nn.Dropout(0.1)
+        self.is_masked = is_masked
+
+    def forward(self, src: torch.Tensor) -> torch.Tensor:
+        batch, rows, _ = src.shape
+        q, k, v = self.packed(src).view(batch, rows, 3, 4, 8).permute(2, 0, 3, 1, 4).unbind(0)
+        scores = (q * 8**-0.5) @ k.transpose(-2, -1)
+        if self.is_masked:
+            scores = scores + added(rows, src.dtype)
+        made = self.dropout(scores.softmax(-1)) @ v
+        return self.last(made.transpose(1, 2).reshape(batch, rows, 32))
+
+
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_attention_that_is_written_out(is_masked: bool) -> None:
+    torch.manual_seed(0)
+    module, src = WrittenOut(is_masked).eval(), torch.randn(2, 7, 32)
+    fused = fuseplan.torch.fuse(module, src)
+    texts = [str(site.plan) for site in fused.report.sites]
+    want = copy.deepcopy(module).double()(src.double())
+    torch.testing.assert_close(fused(src).double(), want, rtol=1e-5, atol=1e-5)
+    assert any("attention" in text for text in texts) != is_masked  # torch computes the mask in each call

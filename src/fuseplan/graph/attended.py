@@ -1,213 +1,300 @@
-"""Attention that a model spells in pieces: product, scale, mask, softmax, product."""
+"""Attention that a model writes out: a product of query and key, a softmax, and a product with value."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
-from math import isclose, sqrt
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from fuseplan.graph.attention import axes_of, own_views, placed, repeated
+import numpy as np
+
+from fuseplan.errors import PlanError
+from fuseplan.graph import attention
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.layer import Layer
-from fuseplan.graph.node import Node
+from fuseplan.graph.node import Node, told
 from fuseplan.graph.norms import expression_of, in_order, leaves
-from fuseplan.graph.ops import Foreign, Permute, Reshape
+from fuseplan.graph.op import GraphOp, Tensor
+from fuseplan.graph.ops import PRODUCTS, VIEWS, Foreign, Reshape
 from fuseplan.graph.pads import Anchor
 from fuseplan.graph.type import Type
-from fuseplan.ops.attention import AXES, Attention
+from fuseplan.graph.why import Reason, Why
+from fuseplan.op import Op
+from fuseplan.ops.attention import Attention
 from fuseplan.ops.reductions import Softmax
-from fuseplan.scalar import Scalar, leaf
+from fuseplan.scalar import Scalar
 
-PRODUCTS = ("onnx.MatMul", "aten.matmul.default", "aten.bmm.default")
-SWAPPED = ((0, 1, 3, 2), (0, 2, 1))  # orders of axes that turn keys around
-Shape = tuple[int, ...]
-ROUNDED = 1e-6  # relative: a scale that a model multiplies by its root twice
+DEPTH = 5  # formulas and views between a product and its softmax
+LARGEST = 2**26  # elements of keys whose places are compared
+EXACT = 2**-22  # a factor this close to 1 / sqrt(d) is it: two roots that were rounded to f32
 
 
-def spelled(graph: Graph, node: Node) -> Anchor | None:
-    """The attention whose softmax is a node, and the nodes that it stands for; None where it is of none.
+@dataclass(frozen=True)
+class _Scores:
+    """Scores as a softmax reads them: `scale * query @ key + mask`; nodes from the product on."""
 
-    It is softmax(scale * q @ k.T + mask) @ v, heads first. The scale may stand before the product, in parts.
-    Heads of keys that views repeat are read once, and a constant mask that places tell is none. Rows that see
-    no key are zeros, as the operator has them, where the model puts zeros in the place of NaN; without those,
-    a mask has to be a constant that leaves each row a key.
+    product: Node
+    nodes: tuple[Node, ...]
+    scale: float = 1.0
+    mask: str = ""
+
+
+@dataclass(frozen=True)
+class _Factor:
+    """A value of four axes whose elements, times a number, views and formulas make a product's factor."""
+
+    name: str
+    scale: float
+    nodes: tuple[Node, ...]
+
+
+@dataclass
+class _Reading:
+    """What `attention` adds to a graph, kept as one node: plans read a mask without its axes of extent 1."""
+
+    graph: Graph
+    made: list[Node] = field(default_factory=list)
+
+    def type_of(self, name: str) -> Type:
+        return self.graph.types[name]
+
+    def add(self, op: Any, *inputs: str) -> str:
+        return inputs[0]
+
+    def layer(self, op: Op, *inputs: str) -> str:
+        self.made.append(Node(Layer(op), inputs, ()))
+        return ""
+
+
+def anchors(graph: Graph, node: Node) -> Iterator[Anchor] | Reason:
+    """The attention that ends with a node: without a mask that places tell where it can be, then with it.
+
+    The scores may be scaled, as a product or in its factors, a mask may be added, and a softmax that is NaN
+    may be replaced by zeros: it is that of a query that sees no key, for which attention gives zeros. Key and
+    value may be views of heads in any order, each of which several queries read.
+
+    Nothing where the node is no product of a softmax; why there is none where it is.
     """
-    if not isinstance(node.op, Layer) or not isinstance(node.op.op, Softmax):
+    found = _softmax(graph, node.inputs[0]) if _is_product(node) else None
+    scores = None if found is None else _scores(graph, found[-1].inputs[0])
+    if found is None or scores is None:
+        return iter(())
+    result = _result(graph, node)
+    pieces = (*scores.nodes, *found, *result)
+    dst = result[-1].outputs[0]
+    is_guarded = any(isinstance(piece.op, Foreign) for piece in found)
+    if scores.mask and not is_guarded and not _is_seeing(graph, scores.mask):
+        return Reason(Why.FORMULA, f"a softmax that is NaN where the mask {scores.mask} hides all keys")
+    outer = [
+        name for piece in pieces for name in piece.outputs if name != dst and leaves(graph, name, pieces)
+    ]
+    if outer:
+        return Reason(Why.EXTERNAL_CONSUMER, f"{outer[0]} is read outside of the attention")
+    query, key = scores.product.inputs
+    factors = _factors(graph, query, key, node.inputs[1])
+    if factors is None:
+        return Reason(Why.SHAPE, f"heads of {graph.types[query]}, {graph.types[key]}")
+    scale = scores.scale * math.prod(each.scale for each in factors[:2])
+    if factors[2].scale != 1:
+        return Reason(Why.FORMULA, f"{told(node)} multiplies a value by {factors[2].scale}")
+    try:
+        made = _attention(graph, [each.name for each in factors], scores.mask, scale, dst)
+    except PlanError as error:
+        return Reason(Why.REFUSED, error.what)
+    first, _, last = (graph.types[each.name].shape or () for each in factors)
+    if graph.types[dst].shape != (*first[:3], last[3]):
+        return Reason(Why.SHAPE, f"{dst}: {graph.types[dst]}")
+    read = _own(graph, pieces, [each for factor in factors for each in factor.nodes])
+    whole = in_order(graph, (*pieces, *read))
+    return ((each, layer, whole) for each, layer, _ in attention.anchors(graph, made))
+
+
+def _attention(graph: Graph, names: Sequence[str], mask: str, scale: float, dst: str) -> Node:
+    """The node of the operator of plans.
+
+    Raises:
+        PlanError: the tensors are not those of one attention, or the scale is not finite.
+    """
+    size = (graph.types[names[0]].shape or ())[3]
+    usual = math.isclose(scale, 1 / math.sqrt(size), rel_tol=EXACT)
+    reading = _Reading(graph)
+    query, key, value = names
+    attention.attention(reading, (query, key, value), mask or None, Attention(scale=0.0 if usual else scale))
+    return replace(reading.made[0], outputs=(dst,))
+
+
+def _is_product(node: Node | None) -> bool:
+    return (
+        node is not None
+        and isinstance(node.op, Foreign)
+        and node.op.operator in PRODUCTS
+        and len(node.inputs) == 2
+        and node.op.results[0].is_float
+        and node.op.results[0].rank in (3, 4)
+    )
+
+
+def _maker(graph: Graph, name: str) -> tuple[Node | None, tuple[Node, ...]]:
+    """What makes a value, and the reshapes between the two."""
+    maker, views = graph.made_by.get(name), list[Node]()
+    while maker is not None and isinstance(maker.op, Reshape):
+        views.insert(0, maker)
+        maker = graph.made_by.get(maker.inputs[0])
+    return maker, tuple(views)
+
+
+def _softmax(graph: Graph, name: str) -> tuple[Node, ...] | None:
+    """The softmax of keys that a value is, last; before it the nodes that put zeros in the place of NaN."""
+    maker, views = _maker(graph, name)
+    if maker is not None and isinstance(maker.op, Foreign) and maker.op.operator == "onnx.Where":
+        condition, zero, name = maker.inputs
+        nan, zeros = graph.made_by.get(condition), graph.constants.get(zero)
+        is_nan = nan is not None and isinstance(nan.op, Foreign) and nan.op.operator == "onnx.IsNaN"
+        if nan is None or not is_nan or nan.inputs != (name,) or zeros is None or zeros.any():
+            return None
+        softmax, inner = _maker(graph, name)
+        views = (*views, maker, nan, *inner)
+        maker = softmax
+    if maker is None or not isinstance(maker.op, Layer) or not isinstance(maker.op.op, Softmax):
         return None
-    made = graph.types[node.inputs[0]]
-    if made.rank != len(AXES) or not made.is_spec or node.op.op.over(made.spec()) != (len(AXES) - 1,):
+    spec = maker.op.src([graph.types[each] for each in maker.inputs])
+    return (*views, maker) if maker.op.op.over(spec) == (spec.rank - 1,) else None
+
+
+def _scores(graph: Graph, name: str, depth: int = DEPTH) -> _Scores | None:
+    """The product of which a value is scores, scaled and with a mask; None where it is another value."""
+    maker, views = _maker(graph, name)
+    if maker is None or not depth:
         return None
-    weighed, after = _without_nan(graph, node)
-    product = _only_reader(graph, weighed)
-    if product is None or not _is_product(graph, product, weighed):
+    if _is_product(maker):
+        return _Scores(maker, (maker, *views))
+    expression = expression_of(graph, maker)
+    for inner, factor, mask in () if expression is None else _summed(expression):
+        found = _scores(graph, inner, depth - 1)
+        if found is not None and not (found.mask and (mask or factor != 1)):
+            nodes = (*found.nodes, maker, *views)
+            return replace(found, nodes=nodes, scale=found.scale * factor, mask=found.mask or mask)
+    return None
+
+
+def _summed(expression: Scalar) -> Iterator[tuple[str, float, str]]:
+    """A value, its factor and a summand, in each way in which an expression is such a sum."""
+    name, factor = _scaled(expression)
+    if name:
+        yield name, factor, ""
+    if expression.fn == "add":
+        for first, second in (expression.args, expression.args[::-1]):
+            name, factor = _scaled(first)
+            if name and second.fn == "leaf":
+                yield name, factor, str(second.args[0])
+
+
+def _scaled(expression: Scalar) -> tuple[str, float]:
+    """The value and the factor of an expression that is their product; no name where it is none."""
+    if expression.fn == "leaf":
+        return str(expression.args[0]), 1.0
+    if expression.fn not in ("mul", "div"):
+        return "", 1.0
+    first, second = expression.args
+    if expression.fn == "mul" and first.fn == "const":
+        first, second = second, first
+    factor = float(second.args[0]) if second.fn == "const" else 0.0
+    if first.fn != "leaf" or not factor:
+        return "", 1.0
+    return str(first.args[0]), factor if expression.fn == "mul" else 1 / factor
+
+
+def _is_seeing(graph: Graph, mask: str) -> bool:
+    """Whether each query is known to see a key: a softmax of nothing but minus infinity is NaN."""
+    array = graph.constants.get(mask)
+    return array is not None and bool((np.asarray(array, np.float64) > -np.inf).any(-1).all())
+
+
+def _result(graph: Graph, node: Node) -> tuple[Node, ...]:
+    """The product, and behind one of three axes the reshape that parts its heads from its images."""
+    readers = graph.readers[node.outputs[0]]
+    is_parted = len(readers) == 1 and isinstance(readers[0].op, Reshape)
+    return (node, readers[0]) if graph.types[node.outputs[0]].rank == 3 and is_parted else (node,)
+
+
+def _factors(graph: Graph, query: str, key: str, value: str) -> tuple[_Factor, _Factor, _Factor] | None:
+    """Query, key and value as values of (b, h, s, d), the heads of keys as few as there are."""
+    first = _factor(graph, query)
+    if first is None:
         return None
-    mask, scores, between = _masked(graph, node.inputs[0])
-    scores, scale, scaling = _scaled(graph, scores)
-    first = graph.made_by.get(scores)
-    if first is None or not _is_product(graph, first, first.inputs[0]):
-        return None
-    query, before, scaling_query = _scaled(graph, first.inputs[0])
-    turned, beside, scaling_key = _scaled(graph, first.inputs[1])
-    key, turning = _turned(graph, turned)
-    if key is None:
-        return None
-    pieces = [*scaling_query, *scaling_key, *turning, first, *scaling, *between, node, *after, product]
-    names = query, key, product.inputs[1]
-    whole = scale * before * beside
-    return _anchor(graph, names, mask, whole, in_order(graph, pieces), has_zeros=bool(after))
+    batch, heads = (graph.types[first.name].shape or ())[:2]
+    second = _factor(graph, key, (batch, heads), is_turned=True)
+    third = _factor(graph, value, (batch, heads))
+    return None if second is None or third is None else (first, second, third)
 
 
-def _anchor(
-    graph: Graph,
-    names: tuple[str, str, str],
-    mask: str | None,
-    scale: float,
-    pieces: tuple[Node, ...],
-    *,
-    has_zeros: bool,
-) -> Anchor | None:
-    """The operator of plans that the pieces are, where its tensors are those of one attention."""
-    *before, last = pieces
-    inside = [each.outputs[0] for each in before if not _is_view(each)]
-    if any(leaves(graph, name, pieces) for name in inside):
-        return None
-    query = names[0]
-    key, value = (repeated(graph, name) or name for name in names[1:])
-    scores = graph.types[inside[-1]]
-    shapes = [graph.types[name].shape or () for name in (query, key, value)]
-    op = _operator(shapes[0], shapes[1], shapes[2], scores.shape or (), scale)
-    found = op and _with_mask(graph, op, mask, scores, has_zeros=has_zeros)
-    if not found:
-        return None
-    op, masks = found
-    read = ((graph.readers[name][0], name) for name in names[1:] if name not in (key, value))
-    views = [view for reader, name in read for view in own_views(graph, reader, [name])]
-    kept = [each for each in pieces if not _is_view(each) or not leaves(graph, each.outputs[0], pieces)]
-    layer = Layer(op)
-    made = Node(layer, (query, key, value, *masks), last.outputs, last.origin)
-    return made, layer, in_order(graph, [*kept, *views])
+def _factor(
+    graph: Graph, name: str, count: tuple[int, ...] = (), *, is_turned: bool = False
+) -> _Factor | None:
+    """The first value of four axes of which a product's factor is views and multiples; None without one.
+
+    Args:
+        graph: the graph.
+        name: of the factor.
+        count: images and heads of the query, of which several may read one head here; of the query, none.
+        is_turned: the factor has the elements of a head in front of the keys.
+    """
+    *front, rows, size = graph.types[name].shape or ()
+    whole, ends = (*front, rows, size), (size, rows) if is_turned else (rows, size)
+    views, nodes, scale, found = list[GraphOp](), list[Node](), 1.0, None
+    while True:
+        shape = graph.types[name].shape or ()
+        is_like = len(shape) == 4 and shape[2:] == ends and _is_like(shape, whole, count)
+        if is_like and _is_same(shape, views, whole, count, is_turned):
+            found = _Factor(name, scale, tuple(nodes))
+        maker = graph.made_by.get(name)
+        if maker is None:
+            return found
+        expression = expression_of(graph, maker)
+        base, factor = _scaled(expression) if expression is not None else ("", 1.0)
+        if isinstance(maker.op, VIEWS):
+            views.insert(0, maker.op)
+        elif base and graph.types[base].shape == shape:
+            scale *= factor
+        else:
+            return found
+        nodes.append(maker)
+        name = base or maker.inputs[0]
 
 
-def _operator(query: Shape, key: Shape, value: Shape, scores: Shape, scale: float) -> Attention | None:
-    """The operator of factors and scores of these shapes; None where they are not those of one attention."""
-    if not len(query) == len(key) == len(value) == len(AXES) or scale <= 0:
-        return None
-    batch, heads, queries, size = query
-    is_one = key == (batch, key[1], scores[3], size) and value[:3] == key[:3]
-    if not is_one or scores[:3] != (batch, heads, queries) or heads % key[1]:
-        return None
-    found = ("keys", key[2], queries), ("key_heads", key[1], heads), ("features", value[3], size)
-    usual = isclose(scale * sqrt(size), 1, rel_tol=ROUNDED)
-    op = Attention(scale=0.0 if usual else scale)
-    return replace(op, **{name: extent for name, extent, other in found if extent != other})  # type: ignore[arg-type]
+def _is_like(shape: tuple[int, ...], whole: tuple[int, ...], count: tuple[int, ...]) -> bool:
+    """Whether a value may have the images and heads of a factor of the shape `whole`."""
+    if count:
+        return shape[0] == count[0] and count[1] % shape[1] == 0
+    return shape[:2] == whole[:2] if len(whole) == 4 else shape[0] * shape[1] == whole[0]
 
 
-def _with_mask(
-    graph: Graph, op: Attention, mask: str | None, scores: Type, *, has_zeros: bool
-) -> tuple[Attention, tuple[str, ...]] | None:
-    """The operator with what is added to its scores, as its places or its bias; None where it cannot be."""
-    if mask is None:
-        return op, ()
-    made, extents = graph.types[mask], dict(zip(AXES, scores.shape or (), strict=True))
-    axes = axes_of(made.shape or (), extents)
-    if axes is None or made.dtype != scores.dtype:
-        return None
-    op = replace(op, bias_axes=axes)
-    fields = placed(graph, op, mask, "bias")
-    if fields is not None:
-        return replace(op, bias_axes="", **fields), ()
-    is_taken = has_zeros and made.shape == tuple(extents[axis] for axis in axes)
-    return (op, (mask,)) if is_taken else None
+def _is_same(
+    shape: tuple[int, ...],
+    views: Sequence[GraphOp],
+    whole: tuple[int, ...],
+    count: tuple[int, ...],
+    is_turned: bool,
+) -> bool:
+    """Whether views make a factor of a value as attention reads it: the places of all elements tell."""
+    size = math.prod(whole)
+    if size > LARGEST or (count and math.prod(count) * math.prod(shape[2:]) != size):
+        return False
+    places = np.arange(math.prod(shape), dtype=np.int32).reshape(shape)
+    made: Tensor = places
+    for op in views:
+        (made,) = op.evaluate([made])
+    if count:
+        places = np.repeat(places, count[1] // shape[1], axis=1)
+    wanted = places.swapaxes(2, 3) if is_turned else places
+    return np.array_equal(made, wanted.reshape(whole))
 
 
-def _is_view(node: Node) -> bool:
-    return isinstance(node.op, Permute | Reshape)
-
-
-def _only_reader(graph: Graph, name: str) -> Node | None:
-    readers = graph.readers[name] if name not in graph.outputs else []
-    return readers[0] if len(readers) == 1 else None
-
-
-def _is_product(graph: Graph, node: Node, left: str) -> bool:
-    """Whether a node is the product of two values, `left` the first."""
-    is_named = isinstance(node.op, Foreign) and node.op.operator in PRODUCTS
-    return is_named and node.inputs[0] == left and len(node.inputs) == 2
-
-
-def _without_nan(graph: Graph, node: Node) -> tuple[str, tuple[Node, ...]]:
-    """The softmax with zeros in the place of NaN, which rows have that see no key, and the nodes for that."""
-    (name,) = node.outputs
-    found = {each.op.operator: each for each in graph.readers[name] if isinstance(each.op, Foreign)}
-    test, choice = found.get("onnx.IsNaN"), found.get("onnx.Where")
-    if test is None or choice is None or len(graph.readers[name]) != 2:
-        return name, ()
-    zero = graph.constants.get(choice.inputs[1])
-    is_zero = zero is not None and zero.size == 1 and not zero.any()
-    if not is_zero or choice.inputs != (test.outputs[0], choice.inputs[1], name):
-        return name, ()
-    return choice.outputs[0], (test, choice)
-
-
-def _masked(graph: Graph, name: str) -> tuple[str | None, str, tuple[Node, ...]]:
-    """What is added to the scores, if anything; the scores, and the node that adds it."""
-    node = graph.made_by.get(name)
-    found = expression_of(graph, node)
-    if node is None or found is None or len(node.inputs) != 2:
-        return None, name, ()
-    scores, mask = node.inputs
-    is_sum = found in (leaf(scores) + leaf(mask), leaf(mask) + leaf(scores))
-    if not is_sum:
-        return None, name, ()
-    maker = graph.made_by.get(scores)
-    is_first = (maker is not None and mask not in graph.made_by) or scores not in graph.constants
-    return (mask, scores, (node,)) if is_first else (scores, mask, (node,))
-
-
-def _scaled(graph: Graph, name: str) -> tuple[str, float, tuple[Node, ...]]:
-    """The value that a constant multiplies or divides, the factor, and the node that does."""
-    node = graph.made_by.get(name)
-    found = expression_of(graph, node)
-    if node is None or found is None or found.fn not in ("mul", "div"):
-        return name, 1.0, ()
-    left, right = found.args
-    for value, number in ((left, right), (right, left)):
-        factor, is_divided = _number(graph, number), found.fn == "div"
-        is_read = value.fn == "leaf" and value.args[0] in node.inputs and not (is_divided and value is right)
-        if factor and is_read:
-            return str(value.args[0]), 1 / factor if is_divided else factor, (node,)
-    return name, 1.0, ()
-
-
-def _number(graph: Graph, found: Scalar) -> float | None:
-    """A number of a formula, or a constant of one element."""
-    if found.fn == "const":
-        return float(str(found.args[0]))
-    held = graph.constants.get(str(found.args[0])) if found.fn == "leaf" else None
-    return float(held.reshape(())) if held is not None and held.size == 1 else None
-
-
-def _turned(graph: Graph, name: str) -> tuple[str | None, tuple[Node, ...]]:
-    """The keys (b, h, t, d) or, of repeated heads, (b, h, n, t, d), that are turned into (b, h, d, t)."""
-    nodes = list(_chain(graph, name))
-    order = [each for each in nodes if isinstance(each.op, Permute)]
-    if len(order) != 1 or order[0].op.order not in SWAPPED:  # type: ignore[attr-defined]
-        return None, ()
-    src = nodes[-1].inputs[0]
-    whole, turned = graph.types[src].shape or (), graph.types[name].shape or ()
-    is_turned = whole[-2:] == turned[:1:-1] and (whole[:2] == turned[:2] or len(whole) == len(AXES) + 1)
-    return (src, tuple(nodes)) if is_turned else (None, ())
-
-
-def _chain(graph: Graph, name: str) -> Iterator[Node]:
-    """The views of a value, from the last on: a permutation, and a reshape on either side."""
-    node = graph.made_by.get(name)
-    if node is not None and isinstance(node.op, Reshape):
-        yield node
-        node = graph.made_by.get(node.inputs[0])
-    if node is None or not isinstance(node.op, Permute):
-        return
-    yield node
-    before = graph.made_by.get(node.inputs[0])
-    if len(node.op.order) == len(AXES) - 1 and before is not None and isinstance(before.op, Reshape):
-        yield before
+def _own(graph: Graph, pieces: Sequence[Node], read: Sequence[Node]) -> list[Node]:
+    """The nodes in front of the pieces that nothing else needs."""
+    found = list(pieces)
+    for node in reversed(in_order(graph, read)):
+        if not any(leaves(graph, name, tuple(found)) for name in node.outputs):
+            found.append(node)
+    return found[len(pieces) :]

@@ -60,7 +60,7 @@ def attention(given: Adds, names: tuple[str, str, str], mask: str | None, op: At
         return given.layer(op, *names)
     made = given.type_of(mask)
     extents = dict(zip(AXES, (*query[:3], key[2]), strict=True))
-    axes = axes_of(made.shape or (), extents)
+    axes = _axes(made.shape or (), extents)
     if axes is None or made.dtype not in ("bool", given.type_of(names[0]).dtype):
         raise PlanError("the mask is none of these scores", got=str(made), want=str(tuple(extents.values())))
     shape = tuple(extents[axis] for axis in axes)
@@ -75,11 +75,11 @@ def anchors(graph: Graph, node: Node) -> Iterator[Anchor]:
     op, names, read = node.op.op, dict(zip(("", *node.op.keys), node.inputs, strict=True)), list[str]()
     assert isinstance(op, Attention)  # by the caller
     for key in ("mask", "bias"):
-        fields = placed(graph, op, names[key], key) if key in names else None
+        fields = _places(graph, op, names[key], key) if key in names else None
         if fields is not None:
             op = replace(op, **{f"{key}_axes": "", **fields})
             read.append(names.pop(key))
-    bases = [repeated(graph, names[key]) for key in ("key", "value")]
+    bases = [_repeated(graph, names[key]) for key in ("key", "value")]
     heads = {(graph.types[base].shape or ())[1] for base in bases if base}
     if None not in bases and len(heads) == 1:
         op = replace(op, key_heads=heads.pop())
@@ -88,11 +88,11 @@ def anchors(graph: Graph, node: Node) -> Iterator[Anchor]:
     if read:
         layer = Layer(op)
         made = Node(layer, (names[""], *(names[key] for key in layer.keys)), node.outputs, node.origin)
-        yield made, layer, in_order(graph, (node, *own_views(graph, node, read)))
+        yield made, layer, in_order(graph, (node, *_views(graph, node, read)))
     yield node, node.op, (node,)
 
 
-def placed(graph: Graph, op: Attention, name: str, key: str) -> dict[str, Any] | None:
+def _places(graph: Graph, op: Attention, name: str, key: str) -> dict[str, Any] | None:
     """The attributes in the place of a constant mask: none where it hides nothing; None where there are none.
 
     A mask that is added hides what it makes the lowest number or less.
@@ -123,31 +123,29 @@ def placed(graph: Graph, op: Attention, name: str, key: str) -> dict[str, Any] |
     return None
 
 
-def repeated(graph: Graph, name: str) -> str | None:
-    """The value (b, h, t, d) whose heads are repeated n times in (b, h * n, t, d) or in (b, h, n, t, d)."""
-    whole, value = graph.types[name].shape or (), name
-    kinds = (Expand, Reshape) if len(whole) == len(AXES) + 1 else (Reshape, Expand, Reshape)
-    shapes = [whole]
-    for kind in kinds:
+def _repeated(graph: Graph, name: str) -> str | None:
+    """The value (b, h, t, d) of which each head is repeated n times in a value (b, h * n, t, d)."""
+    shapes, value = [graph.types[name].shape or ()], name
+    for kind in (Reshape, Expand, Reshape):
         maker = graph.made_by.get(value)
         if maker is None or not isinstance(maker.op, kind):
             return None
         (value,) = maker.inputs
         shapes.append(graph.types[value].shape or ())
-    *_, wide, one, base = shapes
+    whole, wide, one, base = shapes
     if len(base) != 4 or one != (*base[:2], 1, *base[2:]) or wide != (*base[:2], wide[2], *base[2:]):
         return None
-    return value if whole in (wide, (base[0], base[1] * wide[2], *base[2:])) else None
+    return value if whole == (base[0], base[1] * wide[2], *base[2:]) else None
 
 
-def own_views(graph: Graph, reader: Node, names: list[str]) -> Iterator[Node]:
+def _views(graph: Graph, reader: Node, names: list[str]) -> Iterator[Node]:
     """The views behind which values lie that nothing else reads."""
     for name in names:
         maker = graph.made_by.get(name)
         is_own = graph.readers[name] == [reader] and name not in graph.outputs
         if maker is not None and isinstance(maker.op, Reshape | Expand) and is_own:
             yield maker
-            yield from own_views(graph, maker, [maker.inputs[0]])
+            yield from _views(graph, maker, [maker.inputs[0]])
 
 
 def has_few_queries(op: Op, src: TensorSpec, target: str) -> bool:
@@ -161,7 +159,7 @@ def has_few_queries(op: Op, src: TensorSpec, target: str) -> bool:
     return made.queries * made.group < FEW
 
 
-def axes_of(shape: tuple[int, ...], extents: Mapping[str, int]) -> str | None:
+def _axes(shape: tuple[int, ...], extents: Mapping[str, int]) -> str | None:
     """The axes of the scores that a tensor has which broadcasts to them; None where it does not."""
     if not 1 <= len(shape) <= len(AXES):
         return None

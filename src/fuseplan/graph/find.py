@@ -12,7 +12,7 @@ import numpy as np
 
 from fuseplan.errors import PlanError, Unsupported
 from fuseplan.execution.stages import Records, decide
-from fuseplan.graph import attended, attention
+from fuseplan.graph import attended, attention, layouts
 from fuseplan.graph.alternatives import as_it_lies, exact
 from fuseplan.graph.cut import Attempt, Cut, Site
 from fuseplan.graph.formulas import formula_of
@@ -21,7 +21,6 @@ from fuseplan.graph.graph import Graph
 from fuseplan.graph.horizontal import together
 from fuseplan.graph.joins import in_place
 from fuseplan.graph.layer import Layer
-from fuseplan.graph.layouts import layout_for, strides_in
 from fuseplan.graph.node import Node
 from fuseplan.graph.norms import in_order, spelled
 from fuseplan.graph.ops import VIEWS, Foreign
@@ -29,12 +28,11 @@ from fuseplan.graph.pads import Anchor, anchors
 from fuseplan.graph.region import Region, regions
 from fuseplan.graph.rotations import readings, rotation
 from fuseplan.graph.rules import Rule
-from fuseplan.graph.type import Type, numpy_dtype, word_of
+from fuseplan.graph.type import numpy_dtype, word_of
 from fuseplan.graph.why import Reason, Why
 from fuseplan.graph.write import Bound, Stage, Unwritten, folded, names_in, written
 from fuseplan.kernels.target import Target
 from fuseplan.kernels.template import Accuracy
-from fuseplan.language.layouts import LAYOUTS, ROWS, channel_names
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.ops.affine import Bias
 from fuseplan.ops.matmul import Linear, Matmul, Product
@@ -96,8 +94,7 @@ class _Finder:
 
     def find(self) -> None:
         self._rotations()
-        for anchor in filter(None, (attended.spelled(self.graph, node) for node in self.graph.nodes)):
-            self._anchored(*anchor)
+        self._attentions()
         self._anchors("contraction", "attention")
         for found in filter(None, (spelled(self.graph, node) for node in self.graph.nodes)):
             if not any(id(node) in self.claimed for node in found.nodes):
@@ -118,6 +115,18 @@ class _Finder:
                     self._keep(site)
                     self.rotated[found.dst] = found.src
                     break
+
+    def _attentions(self) -> None:
+        """The sites of attention that is written out, by the products that it ends with."""
+        for node in self.graph.nodes:
+            found = attended.anchors(self.graph, node)
+            reason = found if isinstance(found, Reason) else None
+            for made, layer, pieces in () if isinstance(found, Reason) else found:
+                if id(node) not in self.claimed:
+                    self._anchored(made, layer, pieces)
+                    reason = self.left.pop(id(made), None)
+            if reason is not None:
+                self.left[id(node)] = reason
 
     def _anchors(self, *kind: str) -> None:
         layers = (node for node in self.graph.nodes if isinstance(node.op, Layer) and node.op.op.kind in kind)
@@ -145,10 +154,10 @@ class _Finder:
             self.left[id(node)] = Reason(Why.SLOWER, "one query on a CPU fills one lane of a vector")
             return
         lying = self.rotated.get(node.inputs[0], node.inputs[0])
-        layout = layout_for(self.graph, lying, layer, given[0])
+        layout = layouts.layout_for(self.graph, lying, layer, given[0])
         if layout and (layer.op.reads != "rows" or layer.op.kind == "attention"):  # rows have own names
             src = TensorSpec(src.shape, src.dtype, layout)
-        strides = strides_in(self.graph, node.inputs[0]) if layer.op.kind == "attention" else None
+        strides = layouts.strides_in(self.graph, node.inputs[0]) if layer.op.kind == "attention" else None
         ranged = [TensorSpec(src.shape, src.dtype, strides=strides, names=src.names)] if strides else []
         for each in (*ranged, src):
             reason = self._grown(node, layer, pieces, each)
@@ -316,7 +325,7 @@ class _Finder:
 
     def _pointwise(self, region: Region) -> Site | Reason:
         reason = Reason(Why.FORMULA)
-        for spec in _readings(self.graph.types[region.start]):
+        for spec in layouts.readings(self.graph.types[region.start]):
             try:
                 stages = written(self.graph, region, spec, self.rules)
             except Unwritten as error:
@@ -345,10 +354,11 @@ class _Finder:
         records = self._decided(plan)
         if isinstance(records, Unsupported):
             return self._no(nodes, Reason(Why.REFUSED, str(plan), records.refusals), str(plan))
-        dtype = numpy_dtype(src.compute_dtype)
+        dtype, shapes = numpy_dtype(src.compute_dtype), {each.key: each.shape for each in plan.operands}
         operands: dict[str, Bound] = {}
         for step, stage in zip(plan.steps, stages, strict=True):
-            for name, given in stage.operands.items():
+            for name, each in stage.operands.items():
+                given = each.reshape(shapes[step.keys[name]]) if isinstance(each, np.ndarray) else each
                 is_wide = not names_in(given) and word_of(given.dtype) not in (src.dtype, "bool")  # type: ignore[union-attr]
                 operands[step.keys[name]] = given.astype(dtype) if is_wide else given  # type: ignore[union-attr]
         named = tuple(dict.fromkeys(stage.rule for stage in stages if stage.rule))
@@ -387,14 +397,3 @@ def _folded(stages: list[Stage]) -> list[Stage]:
     made, bias, rest = folded(behind, weight, weight.shape[0])
     front = [] if bias is None or not np.any(bias) else [Stage(Bias(), {"bias": bias})]
     return [Stage(centre.op, {"weight": made}), *front, *rest]
-
-
-def _readings(made: Type) -> Iterator[TensorSpec]:
-    """A tensor with each axis that may be its channels."""
-    shape = made.shape or ()
-    if made.names == channel_names(len(shape)) and len(shape) > 2:
-        yield TensorSpec(shape, made.dtype, LAYOUTS[len(shape)][-1])
-        return
-    yield TensorSpec(shape, made.dtype, made.names or ROWS[len(shape)])
-    if not made.names and len(shape) > 2:
-        yield TensorSpec(shape, made.dtype, channel_names(len(shape)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from fuseplan.graph.graph import Graph
@@ -10,7 +12,8 @@ from fuseplan.graph.memory import Buffer
 from fuseplan.graph.op import GraphOp
 from fuseplan.graph.ops import VIEWS, Foreign, Permute, Slice
 from fuseplan.graph.type import Type, bits_of
-from fuseplan.language.layouts import LAYOUTS, channel_names, dense, order_of
+from fuseplan.language.layouts import LAYOUTS, ROWS, channel_names, dense, order_of
+from fuseplan.language.tensor import TensorSpec
 
 
 def layout_for(graph: Graph, name: str, layer: Layer, src: Type) -> str | None:
@@ -55,3 +58,14 @@ def strides_in(graph: Graph, name: str) -> tuple[int, ...] | None:
         (array,) = op.evaluate([array])
     is_view = np.may_share_memory(array, memory) and 0 not in (*array.shape, *array.strides)
     return tuple(step // array.itemsize for step in array.strides) if is_view else None
+
+
+def readings(made: Type) -> Iterator[TensorSpec]:
+    """A tensor with each axis that may be its channels."""
+    shape = made.shape or ()
+    if made.names == channel_names(len(shape)) and len(shape) > 2:
+        yield TensorSpec(shape, made.dtype, LAYOUTS[len(shape)][-1])
+        return
+    yield TensorSpec(shape, made.dtype, made.names or ROWS[len(shape)])
+    if not made.names and len(shape) > 2:
+        yield TensorSpec(shape, made.dtype, channel_names(len(shape)))

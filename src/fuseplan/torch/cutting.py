@@ -161,7 +161,8 @@ def _without(cut: Cut, why: Why, is_left: Callable[[Site], bool]) -> Cut:
 
 
 def _is_attention(site: Site) -> bool:
-    return any(op.kind == "attention" for op in site.plan.ops)
+    """Whether the plan computes torch's operator of attention, and not one that a model writes out."""
+    return any(isinstance(node.op, Layer) and node.op.op.kind == "attention" for node in site.nodes)
 
 
 def _weights(graph: Graph) -> set[str]:
