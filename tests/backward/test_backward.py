@@ -195,6 +195,22 @@ def test_a_loss_has_torchs_gradients(text: str) -> None:
         np.testing.assert_allclose(got[name], each.grad, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
+def test_a_loss_of_narrow_logits_reads_its_gradient_in_f32() -> None:
+    made = FusionPlan.parse("f16[6x9] -> cross_entropy").backward()
+    assert [str(plan) for plan in made.plans] == [
+        "f16[6, b] -> cast(f32)",
+        "f16[6x9] -> cross_entropy_backward",
+    ]
+    arrays = random_arrays(made.forward, 0)
+    got, grad = run(made, arrays)
+    logits = torch.from_numpy(arrays["src"].astype(np.float32)).requires_grad_()
+    loss = torch.nn.functional.cross_entropy(
+        logits, torch.from_numpy(arrays["target"]).long(), reduction="none"
+    )
+    loss.backward(torch.from_numpy(grad["grad"].astype(np.float32)))
+    np.testing.assert_allclose(got["src"], logits.grad, rtol=2e-3, atol=1e-3)
+
+
 @pytest.mark.parametrize(
     ("fields", "options"),
     [("key_heads=2, keys=7", {"enable_gqa": True}), ("is_causal=True, key_heads=2", {"is_causal": True}),

@@ -96,7 +96,9 @@ def _(op: LogSoftmax, walk: Walk, step: Step, chain: Chain) -> Chain:
 @gradient.register
 def _(op: CrossEntropy, walk: Walk, step: Step, chain: Chain) -> Chain:
     back = CrossEntropyBackward(op.label_smoothing, op.ignore_index, op.z_loss)
-    given = walk.operands(step) | {"lse": step.keys["lse"], "gradient": walk.stored(chain, step).start}
+    (lse,) = step.results
+    wide = chain.then([Piece(Cast(lse.dtype))] if lse.dtype != step.dst.dtype else [])
+    given = walk.operands(step) | {"lse": step.keys["lse"], "gradient": walk.stored(wide, step).start}
     return Chain(walk.before(step), step.src, (Piece(back, tuple(given.items())),))
 
 
