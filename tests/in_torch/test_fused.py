@@ -329,6 +329,9 @@ def test_plans_of_layers_print_as_plans() -> None:
         "f32[2x6x7x5, nhwc] -> conv2d(11, kernel=3, padding=1) -> bias -> batch_norm -> relu"
     )
     assert [each.shape for each in plan.operands] == [tuple(each.shape) for each in fused.operands_of(block)]
+    for norm in (nn.LayerNorm(7), nn.RMSNorm(7)):  # whose axis is the last one
+        rows = fused.plan_of(nn.Sequential(norm, nn.Tanh()), torch.randn(3, 4, 5, 7))
+        assert str(rows) == f"f32[3x4x5x7] -> {fused.operators_of(norm)} -> tanh"
     with pytest.raises(
         PlanError, match=r"the layers do not take f32\[2x5\]\n\n.*weight \(4, 3\) of theirs; want"
     ):
@@ -343,3 +346,21 @@ def test_copies_of_constants_are_kept() -> None:
         bound = kernel._bound([weight, bias])[0]
         assert bound.lent & {"bias"} == lent
         torch.testing.assert_close(bound(src), 1 + bias.expand(4, 16))
+
+
+def test_gradients_beside_indices() -> None:
+    """Indices have none."""
+    torch.manual_seed(0)
+    places, classes = torch.tensor([[1, 6, 0], [2, 2, 5]]), torch.tensor([1, -100, 0, 4])
+    table, scale, logits = (torch.randn(shape, requires_grad=True) for shape in ((7, 5), (5,), (4, 5)))
+    rows = fused.run("embedding(7, features=5) -> scale", places, weight=table, scale=scale)
+    loss, _ = fused.run("cross_entropy", logits, target=classes.int())
+    torch.testing.assert_close(rows, nn.functional.embedding(places, table) * scale)
+    torch.testing.assert_close(loss, nn.functional.cross_entropy(logits, classes, reduction="none"))
+    made = torch.autograd.grad((rows.square().sum(), loss.sum()), (table, scale, logits))
+    want = (
+        (nn.functional.embedding(places, table) * scale).square().sum(),
+        nn.functional.cross_entropy(logits, classes, reduction="sum"),
+    )
+    for got, exact in zip(made, torch.autograd.grad(want, (table, scale, logits)), strict=True):
+        torch.testing.assert_close(got, exact)

@@ -261,7 +261,9 @@ class TensorSpec:
         if not (hasattr(tensor, "shape") and hasattr(tensor, "dtype")):
             raise PlanError("this is not a tensor", got=shown(tensor), want="an array with shape and dtype")
         dtype = dtype_name(tensor.dtype, stored=True)
-        return cls(tuple(tensor.shape), dtype, strides=strides_of(tensor, dtype_of(dtype).itemsize))
+        plain = cls(tuple(tensor.shape), dtype)
+        made = cls(plain.shape, dtype, strides=strides_of(tensor, dtype_of(dtype).itemsize))
+        return plain if made.layout == plain.layout else made  # whose axes the operators name
 
     @classmethod
     def parse(cls, text: str) -> TensorSpec:

@@ -97,9 +97,12 @@ def _gradients(ctx: Any, gradients: Sequence[torch.Tensor | None]) -> tuple[Any,
             if gradient is not None and out.requires_grad
         ]
         outs, wanted = [out for out, _ in pairs], [gradient for _, gradient in pairs]
-        found = torch.autograd.grad(outs, tensors, wanted, allow_unused=True, create_graph=again)
+        sources = [each for each in tensors if each.requires_grad]  # indices do not
+        made = torch.autograd.grad(outs, sources, wanted, allow_unused=True, create_graph=again)
+        gradient_of = dict(zip(map(id, sources), made, strict=True))
+        found = [gradient_of.get(id(each)) for each in tensors]
     none: list[None] | None = None if ctx.parameters else []  # torch takes an empty list for one of tensors
-    return None, found[0], list(found[1:]), none
+    return None, found[0], found[1:], none
 
 
 def _mixing() -> contextlib.AbstractContextManager[None]:
