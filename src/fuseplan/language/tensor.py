@@ -261,9 +261,8 @@ class TensorSpec:
         if not (hasattr(tensor, "shape") and hasattr(tensor, "dtype")):
             raise PlanError("this is not a tensor", got=shown(tensor), want="an array with shape and dtype")
         dtype = dtype_name(tensor.dtype, stored=True)
-        plain = cls(tuple(tensor.shape), dtype)
-        made = cls(plain.shape, dtype, strides=strides_of(tensor, dtype_of(dtype).itemsize))
-        return plain if made.layout == plain.layout else made  # whose axes the operators name
+        made = cls(tuple(tensor.shape), dtype, strides=strides_of(tensor, dtype_of(dtype).itemsize))
+        return cls(made.shape, dtype) if made.layout == cls(made.shape, dtype).layout else made
 
     @classmethod
     def parse(cls, text: str) -> TensorSpec:
