@@ -28,13 +28,12 @@ from fuseplan.graph.pads import Anchor, anchors
 from fuseplan.graph.region import Region, regions
 from fuseplan.graph.rotations import readings, rotation
 from fuseplan.graph.rules import Rule
-from fuseplan.graph.type import numpy_dtype, word_of
+from fuseplan.graph.type import FLOATS, numpy_dtype, word_of
 from fuseplan.graph.why import Reason, Why
-from fuseplan.graph.write import Bound, Stage, Unwritten, folded, names_in, written
+from fuseplan.graph.write import Bound, Stage, Unwritten, names_in, taken_up, written
 from fuseplan.kernels.target import Target
 from fuseplan.kernels.template import Accuracy
 from fuseplan.language.tensor import TensorSpec
-from fuseplan.ops.affine import Bias
 from fuseplan.ops.matmul import Linear, Matmul, Product
 from fuseplan.plans.plan import FusionPlan
 
@@ -95,7 +94,7 @@ class _Finder:
     def find(self) -> None:
         self._rotations()
         self._attentions()
-        self._anchors("contraction", "attention")
+        self._anchors("embedding", "contraction", "attention")
         for found in filter(None, (spelled(self.graph, node) for node in self.graph.nodes)):
             if not any(id(node) in self.claimed for node in found.nodes):
                 layer = Layer(found.op)
@@ -129,7 +128,11 @@ class _Finder:
                 self.left[id(node)] = reason
 
     def _anchors(self, *kind: str) -> None:
-        layers = (node for node in self.graph.nodes if isinstance(node.op, Layer) and node.op.op.kind in kind)
+        layers = (
+            node
+            for node in self.graph.nodes
+            if isinstance(node.op, Layer) and {node.op.op.kind, node.op.word} & {*kind}
+        )
         for layer, anchor in ((each, anchor) for each in layers for anchor in self._forms(each)):
             if id(layer) not in self.claimed:
                 self._anchored(*anchor)
@@ -207,7 +210,7 @@ class _Finder:
             return site
 
         plain = [centre, *stages]
-        taken = _folded(plain)
+        taken = taken_up(plain)
         gated = self._gated(node, layer, src, region, taken, ended)
         if gated is not None:
             return gated
@@ -227,7 +230,7 @@ class _Finder:
             return written(self.graph, region, made, self.rules)
 
         def behind(node: Node, region: Region) -> list[Stage]:
-            return _folded([self._centre(node, layer), *write(region)])
+            return taken_up([self._centre(node, layer), *write(region)])
 
         halves = of_halves(self.graph, region, stages, self.claimed, write)
         for found in (*of_two(self.graph, node, region, self.claimed, behind), *halves):
@@ -354,12 +357,14 @@ class _Finder:
         records = self._decided(plan)
         if isinstance(records, Unsupported):
             return self._no(nodes, Reason(Why.REFUSED, str(plan), records.refusals), str(plan))
-        dtype, shapes = numpy_dtype(src.compute_dtype), {each.key: each.shape for each in plan.operands}
+        wide = src if src.dtype in FLOATS else plan.output  # what indices look up
+        dtype, kept = numpy_dtype(wide.compute_dtype), (src.dtype, wide.dtype, "bool")
+        shapes = {each.key: each.shape for each in plan.operands}
         operands: dict[str, Bound] = {}
         for step, stage in zip(plan.steps, stages, strict=True):
             for name, each in stage.operands.items():
                 given = each.reshape(shapes[step.keys[name]]) if isinstance(each, np.ndarray) else each
-                is_wide = not names_in(given) and word_of(given.dtype) not in (src.dtype, "bool")  # type: ignore[union-attr]
+                is_wide = not names_in(given) and word_of(given.dtype) not in kept  # type: ignore[union-attr]
                 operands[step.keys[name]] = given.astype(dtype) if is_wide else given  # type: ignore[union-attr]
         named = tuple(dict.fromkeys(stage.rule for stage in stages if stage.rule))
         return Site(plan, records, nodes, start, head, operands, ended, rules=named)
@@ -385,15 +390,3 @@ class _Finder:
         self.sites.append(site)
         self.tried.append(Attempt(site.nodes, str(site.plan), site.ended, is_site=True))
         self.claimed |= {id(node) for node in site.nodes}
-
-
-def _folded(stages: list[Stage]) -> list[Stage]:
-    """A contraction whose constant weight, and a bias, have taken up the linear stages behind it."""
-    centre, *behind = stages
-    weight = centre.operands.get("weight")
-    is_shared = not (isinstance(centre.op, Product) and centre.op.batched)
-    if not isinstance(weight, np.ndarray) or not is_shared:
-        return stages
-    made, bias, rest = folded(behind, weight, weight.shape[0])
-    front = [] if bias is None or not np.any(bias) else [Stage(Bias(), {"bias": bias})]
-    return [Stage(centre.op, {"weight": made}), *front, *rest]

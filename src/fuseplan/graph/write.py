@@ -23,6 +23,7 @@ from fuseplan.ops import BY_NAME
 from fuseplan.ops.activation import ACTIVATIONS
 from fuseplan.ops.affine import Add, BatchNorm, Bias, Scale
 from fuseplan.ops.expression import Expression
+from fuseplan.ops.matmul import Product
 from fuseplan.scalar import REBUILD, Scalar, const, fold, leaf, leaves_of, text
 
 LINEAR = (Bias, Scale, BatchNorm)  # operators that are linear in x, a factor and a summand a channel
@@ -339,3 +340,15 @@ def folded(stages: list[Stage], weight: Tensor, features: int) -> tuple[Constant
     if (factor != 1).any():
         made = Late(weight.dtype, weight.shape, partial(_scaled, weight, factor))
     return made, summand, stages[count:]
+
+
+def taken_up(stages: list[Stage]) -> list[Stage]:
+    """A contraction whose constant weight, and a bias, have taken up the linear stages behind it."""
+    centre, *behind = stages
+    weight = centre.operands.get("weight")
+    is_shared = not (isinstance(centre.op, Product) and centre.op.batched)
+    if not isinstance(weight, np.ndarray) or not is_shared:
+        return stages
+    made, bias, rest = folded(behind, weight, weight.shape[0])
+    front = [] if bias is None or not np.any(bias) else [Stage(Bias(), {"bias": bias})]
+    return [Stage(centre.op, {"weight": made}), *front, *rest]

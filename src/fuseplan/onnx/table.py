@@ -23,6 +23,7 @@ from fuseplan.onnx.windows import average_pool, convolution, max_pool, pad
 from fuseplan.op import Op
 from fuseplan.ops import activation
 from fuseplan.ops.affine import Bias, Prelu
+from fuseplan.ops.embedding import INDICES, MOST_AXES, Embedding
 from fuseplan.ops.matmul import Linear, Matmul
 from fuseplan.ops.reductions import Amax, Amin, LogSoftmax, Mean, Softmax, Sum
 from fuseplan.ops.rows import LayerNorm, RmsNorm
@@ -237,6 +238,18 @@ def _expand(given: Given) -> str:
     return given.inputs[0] if shape == given.shape() else given.add(Expand(shape), given.inputs[0])
 
 
+def _gather(given: Given) -> str:
+    """Rows of a constant table; other gathers are ONNX's. Negative indices count from the end."""
+    table, made = given.known(0, Why.NOT_IN_TABLE), given.type(1)
+    rank = len(made.shape or ())
+    is_rows = table.ndim == 2 and given.attribute("axis", 0) % 2 == 0 and given.type().is_spec
+    if not is_rows or made.dtype not in INDICES or not 1 < rank <= MOST_AXES or not made.size:
+        raise LeftError(Why.NOT_IN_TABLE, f"Gather of {made} from {given.type()}")
+    rows, features = table.shape
+    op = Embedding(rows, features, dtype=given.type().dtype, from_end=True)
+    return given.layer(op, given.inputs[1], given.inputs[0])
+
+
 def _flatten(given: Given) -> str:
     shape = given.shape()
     axis = given.attribute("axis", 1)
@@ -342,6 +355,7 @@ TABLE: dict[str, Row] = {
     "Cast": _cast,
     "Reshape": _reshape,
     "Flatten": _flatten,
+    "Gather": _gather,
     "Expand": _expand,
     "Squeeze": _squeeze,
     "Unsqueeze": _unsqueeze,
