@@ -97,6 +97,7 @@ def test_nothing_is_set_where_one_value_is_refused(plan: FusionPlan) -> None:
         ("other", np.zeros((2, 6, 3, 3), np.float16), "want f16[2x6x3x3, nhwc]"),
         ("other", residual()[:, :, ::-1], "has the wrong layout"),
         ("other", residual().astype(np.float32), "has the wrong dtype"),
+        ("bias", np.zeros(6), "Convert it, such as by .to(torch.float32)"),
         ("negative_slope", "0.5", "parameter `negative_slope` of operator 3 (leaky_relu) must be a number"),
         ("negative_slope", True, "got True"),
         ("negative_slope", np.zeros(1), "must be a number"),

@@ -176,7 +176,8 @@ def operand_buffer(
         remedy = _reshaped(plan[operand.step].op, buffer.shape, operand.shape)
         raise _refused(plan, operand, "has the wrong shape", buffer, want_text(operand), remedy)
     if buffer.dtype not in dtypes_taken(operand, src.dtype):
-        raise _refused(plan, operand, "has the wrong dtype", buffer, want_text(operand, src.dtype))
+        remedy = f"Convert it, such as by .to(torch.{dtype_of(operand.dtype).package})"
+        raise _refused(plan, operand, "has the wrong dtype", buffer, want_text(operand, src.dtype), remedy)
     if place is not None and not place.same_layout(buffer.strides):
         remedy = "The kernel reads it in place: copy it into that layout, or give the plan's src this layout"
         raise _refused(plan, operand, "has the wrong layout", buffer, str(place), remedy)
