@@ -92,11 +92,20 @@ def test_the_command(tmp_path: Path) -> None:
     assert "17 operators by onnxruntime" in shown.output
     assert "depthwise.act" in shown.output
     wrong = CliRunner().invoke(command, ["profile", str(path), "--shape", "x=1x3x16x16"])
-    assert wrong.exit_code == 1
-    assert "onnxruntime does not run the model" in wrong.output
+    assert wrong.exit_code == 2
+    assert "got f32[1x3x16x16]; want f32[?x3x32x32]" in wrong.output
 
 
 def test_onnx_runtime_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(BuildError, match="onnxruntime is not installed"):
+        fuseplan.onnx.load(cnn(), threads=1).profile(IMAGE)
+
+
+def test_what_onnx_runtime_says_of_a_model_that_it_refuses_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: object, **__: object) -> None:
+        raise RuntimeError("no kernel of Foo(1)\nand more")
+
+    monkeypatch.setattr("onnxruntime.InferenceSession", refuses)
+    with pytest.raises(BuildError, match=r"onnxruntime does not run the model: no kernel of Foo\(1\)$"):
         fuseplan.onnx.load(cnn(), threads=1).profile(IMAGE)

@@ -85,10 +85,10 @@ def pointwise_claims(kernel: Kernel) -> Iterator[Claim]:
 
 def contraction_claims(kernel: Kernel, *, pools: bool = False) -> Iterator[Claim]:
     """The kernel has a contraction whose result is written: products with a weight, or `pools`."""
+    yield claim(isinstance(kernel.centre, Contraction | Summary), Reason.NO_CONTRACTION)
     summed = kernel.epilogue[0] if isinstance(kernel.centre, Summary) else None
     at, text = (None, None) if summed is None else (summed.step, summed.op_text)
     yield claim(summed is None, Reason.CONTRACTION_AND_NORMALIZATION, got=text, operator=at)
-    yield claim(isinstance(kernel.centre, Contraction), Reason.NO_CONTRACTION)
     is_taken = pools or kernel.contraction.pool is None
     got = None if is_taken else kernel.contraction.text
     yield claim(is_taken, Reason.POOL, got=got, operator=kernel.centre_step)
