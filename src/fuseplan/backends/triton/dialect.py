@@ -17,7 +17,7 @@ rounding of the result is less than a hundredth of its last place.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from math import frexp
 
@@ -25,7 +25,7 @@ from fuseplan.backends.triton.functions import Functions
 from fuseplan.backends.triton.text import Text
 from fuseplan.backends.triton.words import Words
 from fuseplan.language.dtypes import dtype_of
-from fuseplan.scalar import CASTS, FUNCTIONS, Scalar, call, const, sigmoid
+from fuseplan.scalar import CASTS, FUNCTIONS, Scalar, call, calls, const, sigmoid
 
 # Bounds of the errors of functions that are not rounded once, in units of the last place.
 PLACES = {
@@ -129,3 +129,8 @@ def table(
     made = {"const": known.const} | {name: partial(known.apply, name) for name in names}
     words = Words(text, namespace, known.compute, made)
     return made | words.rows | {"random": words.random}
+
+
+def relative_errors(formulas: Iterable[Scalar], dtype: str) -> float:
+    """The sum of the relative errors of all functions in some formulas: see `relative_error`."""
+    return sum(relative_error(name, dtype) for formula in formulas for name in calls(formula))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from math import sqrt
 
 from fuseplan.backends.triton.elementwise import argument
@@ -84,6 +85,15 @@ class Writer(ABC):
             options=self.options,
             programs=programs if isinstance(programs, Programs) else None,
         )
+
+
+@contextmanager
+def last_to_arrive(text: Text, counter: object, count: int) -> Iterator[None]:
+    """Lines of the last of `count` programs: all have written then; the counter is left zero."""
+    text.line("tl.debug_barrier()", f"arrived = tl.atomic_add({counter}, 1, sem='acq_rel', scope='gpu')")
+    with text.block(f"if arrived == {count - 1}"):
+        text.line("tl.debug_barrier()", f"tl.store({counter}, 0)")
+        yield
 
 
 def of_launch(kernel: Kernel, count: int) -> Index:

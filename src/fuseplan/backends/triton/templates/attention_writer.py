@@ -14,7 +14,7 @@ from fuseplan.backends.triton.index import (
     number,
     total,
 )
-from fuseplan.backends.triton.shell import of_launch
+from fuseplan.backends.triton.shell import last_to_arrive, of_launch
 from fuseplan.backends.triton.storage import named
 from fuseplan.backends.triton.templates.attention_rows import AttentionKnobs, Rows, padded
 from fuseplan.backends.triton.templates.attention_scores import LOG2_E, NOTHING
@@ -167,12 +167,7 @@ class AttentionWriter(Rows):
             start += rows * piece.size
         text.line(f"own = shares + tl.program_id(1) * {share}")
         text.line(*(f"tl.store(own + {at}, {name}, cache_modifier='.cg')" for name, at in places))
-        text.line(
-            "tl.debug_barrier()",
-            f"arrived = tl.atomic_add({counter}, 1, sem='acq_rel', scope='gpu')",
-        )
-        with text.block(f"if arrived == {parts - 1}"):
-            text.line("tl.debug_barrier()", f"tl.store({counter}, 0)")
+        with last_to_arrive(text, counter, parts):
             text.line(*(f"{name} = tl.load(shares + {at}, cache_modifier='.cg')" for name, at in places))
             with text.block(f"for part in range(1, {parts})"):
                 text.line(f"other = shares + part * {share}")

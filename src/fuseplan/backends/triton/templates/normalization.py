@@ -103,8 +103,7 @@ class GpuNormalization(Knobs, GpuTemplate):
         cut = Cut(kernel, self)
         own = cut.steps * max(1, self.unrolled)
         pairs = sum(ceil(log2(count)) for count in (cut.block, cut.segment, self.programs))
-        names = (name for formula in formulas_of(kernel) for name in calls(formula))
-        functions = sum(dialect.relative_error(name, kernel.dst.dtype) for name in names)
+        functions = dialect.relative_errors(formulas_of(kernel), kernel.dst.dtype)
         return 2 * (own + pairs + 2) * unit_roundoff(kernel) + functions
 
     def emit(self, kernel: Kernel, target: Target) -> Source:

@@ -16,7 +16,6 @@ from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.target import Target
 from fuseplan.kernels.template import Accuracy, Template, accuracy_claim, pointwise_claims
 from fuseplan.messages.reasons import Claim
-from fuseplan.scalar import calls
 
 # Measured on an H100, batch_norm and ReLU of eight shapes: narrow rows read fewer operands a tile, a loop
 # over tiles gains less from operands that are kept than it loses, rows that begin anywhere move one by one.
@@ -86,10 +85,7 @@ class GpuPointwise(PointwiseKnobs, GpuTemplate):
     def bound(kernel: Kernel) -> float:
         """The errors of the functions, each relative to its result: there is no sum of products."""
         return sum(
-            max(
-                sum(dialect.relative_error(name, kernel.dst.dtype) for name in calls(formula))
-                for formula in stage.expressions
-            )
+            max(dialect.relative_errors([formula], kernel.dst.dtype) for formula in stage.expressions)
             for stage in (*kernel.prologue, *kernel.epilogue)
         )
 

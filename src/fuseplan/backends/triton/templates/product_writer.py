@@ -24,7 +24,7 @@ from fuseplan.backends.triton.index import (
     offset,
     total,
 )
-from fuseplan.backends.triton.shell import Writer
+from fuseplan.backends.triton.shell import Writer, last_to_arrive
 from fuseplan.backends.triton.storage import named
 from fuseplan.backends.triton.templates.product_tiles import (
     Knobs,
@@ -224,13 +224,8 @@ class ProductWriter(Writer):
             f"sums = (workspace + {COUNTER_BYTES // 4}).to(tl.pointer_type({dtype}))",
         )
         tile_sums = text.index("tile_sums", Index("sums") + sums)
-        text.line(
-            f"tl.store({tile_sums} + part * {each} + within, total, cache_modifier='.cg')",
-            "tl.debug_barrier()",
-            f"arrived = tl.atomic_add({counter}, 1, sem='acq_rel', scope='gpu')",
-        )
-        with text.block(f"if arrived == {split - 1}"):
-            text.line("tl.debug_barrier()", f"tl.store({counter}, 0)")
+        text.line(f"tl.store({tile_sums} + part * {each} + within, total, cache_modifier='.cg')")
+        with last_to_arrive(text, counter, split):
             text.line(f"total = tl.load({tile_sums} + within, cache_modifier='.cg')")
             with text.block(f"for other in range(1, {split})"):
                 text.line(f"total += tl.load({tile_sums} + other * {each} + within, cache_modifier='.cg')")

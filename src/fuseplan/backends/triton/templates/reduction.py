@@ -20,7 +20,6 @@ from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.target import Target
 from fuseplan.kernels.template import Accuracy, Template, Traffic, accuracy_claim, block_claim, unit_roundoff
 from fuseplan.messages.reasons import Claim, Reason, claim
-from fuseplan.scalar import calls
 
 WARPS = (1, 2, 4, 8, 16, 32)
 HELD = (8, 16, 32, 64)  # elements of a tile for each thread
@@ -109,8 +108,7 @@ class GpuReduction(ReductionKnobs):
         added = blocks + ceil(log2(self.elements)) + ceil(log2(self.programs))
         formulas = [stage.expression for stage in (*kernel.prologue, *kernel.epilogue)]
         formulas += [part.term for each in kernel.statistics for part in each.parts]
-        names = (name for formula in formulas for name in calls(formula))
-        functions = sum(dialect.relative_error(name, kernel.dst.dtype) for name in names)
+        functions = dialect.relative_errors(formulas, kernel.dst.dtype)
         return 2 * (added + 2) * unit_roundoff(kernel) + functions
 
     def emit(self, kernel: Kernel, target: Target) -> Source:

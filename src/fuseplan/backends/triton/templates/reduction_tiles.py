@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
 from fuseplan.backends.triton.index import Index, Mask
 from fuseplan.backends.triton.template import GpuTemplate
+from fuseplan.backends.triton.text import Text
 from fuseplan.language.reduction import Part
 
 VECTOR = 16  # bytes that a thread reads at a time
@@ -38,6 +39,13 @@ class ReductionKnobs(GpuTemplate):
     programs: int
     warps: int
     lanes: bool = False
+
+
+def write_pairs(text: Text, parts: Iterable[Part]) -> None:
+    """Writes the functions of two values by which parts join theirs."""
+    for name, joined in (PAIRED[join] for join in sorted({part.join for part in parts} & PAIRED.keys())):
+        with text.function(f"{name}(x, other)"):
+            text.line(f"return {joined}")
 
 
 class Leaves(dict[str, str]):

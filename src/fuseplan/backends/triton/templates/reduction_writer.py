@@ -32,7 +32,6 @@ from fuseplan.backends.triton.storage import Storage, named
 from fuseplan.backends.triton.templates.normalization_meeting import Meeting
 from fuseplan.backends.triton.templates.reduction_tiles import (
     JOINED,
-    PAIRED,
     VECTOR,
     Functions,
     Leaves,
@@ -41,6 +40,7 @@ from fuseplan.backends.triton.templates.reduction_tiles import (
     Tile,
     name_of,
     once,
+    write_pairs,
 )
 from fuseplan.kernels.emit import Slot
 from fuseplan.kernels.kernel import Kernel, Stage
@@ -103,15 +103,8 @@ class ReductionWriter(Writer):
             *(Slot("result", each.key) for each in kernel.outputs),
         )
 
-    def _pairs(self) -> None:
-        """The functions of two values."""
-        joins = {part.join for each in self.kernel.statistics for part in each.parts}
-        for name, joined in (PAIRED[join] for join in sorted(joins & PAIRED.keys())):
-            with self.text.function(f"{name}(x, other)"):
-                self.text.line(f"return {joined}")
-
     def write_body(self) -> None:
-        self._pairs()
+        write_pairs(self.text, (part for each in self.kernel.statistics for part in each.parts))
         text, knobs = self.text, self.knobs
         self.member, group = self.meeting.begin(self.groups)
         cell = group.wide(self.is_wide) * knobs.cells + arange(knobs.cells)

@@ -27,7 +27,7 @@ from fuseplan.kernels.template import (
     unit_roundoff,
 )
 from fuseplan.messages.reasons import Claim, Reason, claim
-from fuseplan.scalar import calls, leaves_of
+from fuseplan.scalar import leaves_of
 
 COUNTERS = COUNTER_BYTES // 4
 ROWS = 128  # of the tiles for many rows
@@ -109,7 +109,5 @@ def _bound(kernel: Kernel, arithmetic: str) -> float:
     added = ceil(log2(max(2, features))) + -(-features // (16 * STATES))
     formulas = [stage.expression for stage in (*kernel.between, *kernel.epilogue)]
     formulas += [part.term for each in kernel.centre.reduction.statistics for part in each.parts]
-    functions = sum(
-        dialect.relative_error(name, kernel.dst.dtype) for each in formulas for name in calls(each)
-    )
+    functions = dialect.relative_errors(formulas, kernel.dst.dtype)
     return 2 * product_cost.bound(kernel, arithmetic) + 2 * (added + 2) * unit_roundoff(kernel) + functions

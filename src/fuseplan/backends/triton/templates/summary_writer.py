@@ -22,10 +22,18 @@ from fuseplan.backends.triton.index import (
     merged,
     offset,
 )
+from fuseplan.backends.triton.shell import last_to_arrive
 from fuseplan.backends.triton.storage import Storage, named
 from fuseplan.backends.triton.templates.product_sum import BlockedSum
 from fuseplan.backends.triton.templates.product_tiles import Knobs, Tiles, sum_dtype
-from fuseplan.backends.triton.templates.reduction_tiles import JOINED, PAIRED, Leaves, State, name_of, once
+from fuseplan.backends.triton.templates.reduction_tiles import (
+    JOINED,
+    Leaves,
+    State,
+    name_of,
+    once,
+    write_pairs,
+)
 from fuseplan.kernels.centre import Summary
 from fuseplan.kernels.emit import COUNTER_BYTES, Slot
 from fuseplan.kernels.kernel import Kernel, KernelOperand, Stage
@@ -81,10 +89,7 @@ class SummaryWriter(BlockedSum):
         )
 
     def write_body(self) -> None:
-        joins = {part.join for part in self.state}
-        for name, joined in (PAIRED[join] for join in sorted(joins & PAIRED.keys())):
-            with self.text.function(f"{name}(x, other)"):
-                self.text.line(f"return {joined}")
+        write_pairs(self.text, self.state)
         super().write_body()
 
     # ---- a tile
@@ -143,9 +148,7 @@ class SummaryWriter(BlockedSum):
             at = self._states(place) + self.feature_tile * self.knobs.rows + lane
             text.line(f"tl.store(states + {at}, {made[part.name]}, cache_modifier='.cg')")
         counter = Index("workspace") + self.row_tile
-        text.line("tl.debug_barrier()", f"arrived = tl.atomic_add({counter}, 1, sem='acq_rel', scope='gpu')")
-        with text.block(f"if arrived == {tiles.across - 1}"):
-            text.line("tl.debug_barrier()", f"tl.store({counter}, 0)")
+        with last_to_arrive(text, counter, tiles.across):
             self._merge(lane)
             self._write_rows()
 
