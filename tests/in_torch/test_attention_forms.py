@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
+from torch._subclasses import FakeTensorMode
 from torch.nn import functional
 
 import fuseplan.torch
+from fuseplan.kernels.target import parse_target
+from fuseplan.torch import cutting
 
 Mask = Callable[[int, torch.dtype], torch.Tensor]
 
@@ -137,3 +140,27 @@ def test_attention_that_is_written_out(is_masked: bool) -> None:
     want = copy.deepcopy(module).double()(src.double())
     torch.testing.assert_close(fused(src).double(), want, rtol=1e-5, atol=1e-5)
     assert any("attention" in text for text in texts) != is_masked  # torch computes the mask in each call
+
+
+@pytest.mark.parametrize(
+    ("dtype", "queries", "state"),
+    [(torch.bfloat16, 4096, "fused"), (torch.float32, 512, "unmeasured"), (torch.float32, 1, "fused")],
+)
+def test_attention_on_a_gpu_is_left_to_torch_where_that_is_faster(
+    dtype: torch.dtype, queries: int, state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tensors are torch's fake ones."""
+    monkeypatch.setattr(cutting, "target_of", lambda device: (parse_target("triton:sm_90"), None))
+    with FakeTensorMode():
+        query = torch.empty(2, 8, queries, 64, device="cuda", dtype=dtype)
+        key = torch.empty(2, 8, 512, 64, device="cuda", dtype=dtype)
+        graph = fx.Graph()
+        nodes = [graph.placeholder(name) for name in ("query", "key", "value")]
+        nodes.append(graph.call_function(torch.ops.aten.scaled_dot_product_attention.default, tuple(nodes)))
+        for node, value in zip(nodes, (query, key, key, query), strict=True):
+            node.meta["val"] = value
+        graph.output(nodes[-1])
+        module = fx.GraphModule(nn.Module(), graph)
+        cut = cutting.fused(module, torch.device("cuda"), is_built=False).cut
+    left = [reason.why.code for reason in cut.left.values()]
+    assert (left or ["fused"], len(cut.sites)) == ([state], int(state == "fused"))

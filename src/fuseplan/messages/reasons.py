@@ -265,6 +265,10 @@ class Reason(Catalogue):
         "the template reads keys, values and operands per channel, and nothing else beside src",
         "`attention` reads masks, biases, lengths and operands per element",
     )
+    UNSEEN_KEYS = (
+        "64 queries in a row see a key of every block that the template multiplies",
+        "`attention` has tiles of 16 queries; or leave out the queries that see no key",
+    )
     DRAWN = ("random numbers leave no registers for 128 sums a thread", "`product` draws them")
     COPY_STEP = ("the copy engine steps over at most 8 positions", "`product` takes any stride")
     COPY_AXES = ("the copy engine reads tensors of at most 5 axes", "`product` takes any number of axes")

@@ -73,6 +73,7 @@ class HopperAttention(HopperAttentionKnobs):
         yield claim(beside is None, Reason.BESIDE_KEYS, got=beside)
         saved = next(iter(kernel.saved), None)
         yield claim(saved is None, Reason.SAVED, operator=saved)
+        yield claim(any(cls._made(kernel, target)), Reason.UNSEEN_KEYS)
 
     @classmethod
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
@@ -87,7 +88,9 @@ class HopperAttention(HopperAttentionKnobs):
             sizes = {each: each.lots(kernel, target) for each in tried}
             fitting = [each for each, lots in sizes.items() if lots.shared_bytes <= target.l1_bytes]
             # results of their own let the next tile's queries come early, which is worth a stage
-            yield max(fitting, key=lambda each: sizes[each].holds_dst)
+            made = max(fitting, key=lambda each: sizes[each].holds_dst)
+            if not sizes[made].is_idle:
+                yield made
 
     def lots(self, kernel: Kernel, target: Target) -> Lots:
         """What follows from the choice for a kernel."""

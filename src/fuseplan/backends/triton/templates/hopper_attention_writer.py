@@ -101,6 +101,22 @@ class Lots:
         self.holds_dst = self.size != self.features or (knobs.persistent and fits)
         self.shared_bytes = HALF * (rest + own * self.holds_dst) + BARRIER_BYTES
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether a group multiplies keys that none of its queries sees, as the kernel's text shows.
+
+        ptxas drops such products, which cannot be told from those that it drops in error.
+        """
+        firsts = [range(group * OWN, self.tiles * self.rows, self.rows) for group in range(self.knobs.groups)]
+        spans = [[self.made.seen(first, OWN) for first in each] for each in firsts]
+        if self.tiles > 1:
+            return not all(any(low < high for low, high in each) for each in spans)
+        begin, end = self.made.seen(0, self.rows)
+        blocks = range(begin // self.knobs.keys * self.knobs.keys, end, self.knobs.keys)
+        return any(
+            high <= first or first + self.knobs.keys <= low for ((low, high),) in spans for first in blocks
+        )
+
 
 class HopperAttentionWriter(Scores):
     """Writes one kernel."""
