@@ -144,7 +144,12 @@ def test_attention_that_is_written_out(is_masked: bool) -> None:
 
 @pytest.mark.parametrize(
     ("dtype", "queries", "state"),
-    [(torch.bfloat16, 4096, "fused"), (torch.float32, 512, "unmeasured"), (torch.float32, 1, "fused")],
+    [
+        (torch.bfloat16, 4096, "fused"),
+        (torch.bfloat16, 200, "fused"),
+        (torch.float32, 512, "unmeasured"),
+        (torch.float32, 1, "fused"),
+    ],
 )
 def test_attention_on_a_gpu_is_left_to_torch_where_that_is_faster(
     dtype: torch.dtype, queries: int, state: str, monkeypatch: pytest.MonkeyPatch

@@ -62,7 +62,7 @@ class Why(Catalogue):
         "Nothing is to be done; `fuseplan tune` of the plan may find a faster kernel",
     )
     UNMEASURED = (
-        "the kernel is not hopper_attention, and cuDNN's takes 0.52 to 0.96 of its time on an H100",
+        "the kernel is not hopper_attention, and cuDNN's takes 0.52 to 0.94 of its time on an H100",
         "choose='measured' times both and keeps the faster one",
     )
     INACCURATE = (

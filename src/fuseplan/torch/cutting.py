@@ -161,15 +161,22 @@ def _without(cut: Cut, why: Why, is_left: Callable[[Site], bool]) -> Cut:
 
 
 def _is_slow_attention(site: Site) -> bool:
-    """Whether the plan is torch's own attention with many queries, and its kernel is not `hopper_attention`.
+    """Whether the plan is torch's own attention, and torch's kernels may be faster.
 
-    On an H100 the fastest of torch's takes 0.86 to 1.13 of the time of `hopper_attention`, 1.04 in the
-    geometric mean of 20 shapes. With one query it takes 0.98 to 1.01 of that of `attention`.
+    On an H100 in bf16, the fastest of them takes of the plan's time, by the plan's kernel:
+        hopper_attention: 0.86 to 1.13, 1.04 in the geometric mean of 26 shapes
+        attention, one query: 0.98 to 1.01
+        attention, at most as many tiles of 64 queries as processors: 1.10 to 1.22
+        attention, more tiles: 0.52 to 0.94
     """
     if not any(isinstance(node.op, Layer) and node.op.op.kind == "attention" for node in site.nodes):
         return False
     records = site.built
-    return records.choice.template.name != "hopper_attention" and records.kernel.attention.queries > 1
+    made, target = records.kernel.attention, records.target
+    tiles = made.batch * made.heads * -(-made.queries // 64)
+    is_measured = target.name == "sm_90" and records.kernel.src.dtype in ("f16", "bf16")
+    is_small = made.queries == 1 or (is_measured and tiles <= target.processors)
+    return not is_small and records.choice.template.name != "hopper_attention"
 
 
 def _weights(graph: Graph) -> set[str]:
