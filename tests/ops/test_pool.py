@@ -81,7 +81,8 @@ def test_any_pool_is_torchs(
     if counted is not None:
         op = AVG_POOLS[axes - 1](kernel, **options, count_include_pad=counted)
     src = np.random.default_rng(extent).standard_normal((1, 2, *(extent,) * axes))
-    if min(op.window(TensorSpec(src.shape)).dst) < 1:
+    refused_by_torch = axes == 3 and counted is not None and extent < kernel
+    if refused_by_torch or min(op.window(TensorSpec(src.shape)).dst) < 1:
         return
     made = FusionPlan(TensorSpec(src.shape, "f64"), op).reference(src, {})
     np.testing.assert_allclose(made, theirs(op, src), rtol=1e-12, atol=1e-13)

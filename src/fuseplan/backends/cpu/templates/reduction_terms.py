@@ -44,8 +44,9 @@ def kept_part(kernel: Kernel) -> tuple[Scalar | None, tuple[Stage, ...]]:
 def keeps_elements(kernel: Kernel, lattice: Lattice) -> bool:
     """Whether the first pass writes elements behind the prologue for the others, which then read one tensor.
 
-    They do where the prologue reads other tensors or has slow functions, unless a later formula reads a value
-    that the prologue saves: that has its own rounding.
+    They do where the prologue has slow functions, or reads other tensors in a narrower dtype than it
+    computes: a sum in f32 is made again as fast as it is read, and one in bf16 in 1.15 of the time. They do
+    not where a later formula reads a value that the prologue saves: that has its own rounding.
     """
     if not kernel.statistics or kernel.parts or not kernel.prologue:
         return False
@@ -54,9 +55,11 @@ def keeps_elements(kernel: Kernel, lattice: Lattice) -> bool:
     later += [part.term for statistic in kernel.statistics for part in statistic.parts]
     if any(stage.saves and stage.saves in leaves_of(each) for stage in kernel.prologue for each in later):
         return False
+    if any(slow(stage.expression) for stage in kernel.prologue):
+        return True
     beside = (lattice.tensors.index(operand.key) for operand in kernel.operands if operand.key in read)
     reads_more = any(axis.steps[place] for place in beside for axis in lattice.cells)
-    return reads_more or any(slow(stage.expression) for stage in kernel.prologue)
+    return reads_more and kernel.src.dtype != kernel.compute_dtype
 
 
 def slow(root: Scalar) -> frozenset[Scalar]:

@@ -34,9 +34,7 @@ class ReductionWriter:
         self.cut, self.kernel, self.lattice = cut, kernel, Lattice(kernel, folded=cut.folded)
         is_near = cut.near and self.lattice.is_along
         kept, ends = kept_part(kernel) if is_near else (None, ())
-        # Beyond the caches, f32 is made again faster than it is kept, and bf16 is not.
-        is_cheap = cut.stream and kernel.src.dtype == kernel.compute_dtype
-        keeps_x = is_near and not is_cheap and kept is None and keeps_elements(kernel, self.lattice)
+        keeps_x = is_near and kept is None and keeps_elements(kernel, self.lattice)
         has_room = keeps_x or kept is not None
         if has_room:
             self.lattice = self.lattice.keeping()
