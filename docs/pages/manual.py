@@ -32,14 +32,18 @@ PUBLIC = {
     "Measured choices": ("tune", "Tuned", "Verdict"),
     "In PyTorch": (
         *("torch.fuse", "torch.run", "torch.plan_of", "torch.operators_of", "torch.operands_of"),
-        "torch.Fused",
+        *("torch.Fused", "torch.AddLayerNorm", "torch.AddRMSNorm", "torch.SelfAttention", "torch.GatedMLP"),
+        "torch.LinearCrossEntropy",
     ),
     "Extending": ("register_operator", "register_template", "rule", "Rule"),
     "The cache": ("cache_info", "CacheInfo", "clear_cache"),
     "Errors": ("FuseplanError", "PlanError", "Unsupported", "BuildError", "ArgumentError"),
 }
 # Classes that users call; others come out of calls.
-MADE = ("TensorSpec", "FusionPlan", "Target", "Arguments", "torch.Fused")
+MADE = (
+    *("TensorSpec", "FusionPlan", "Target", "Arguments", "torch.Fused", "torch.SelfAttention"),
+    *("torch.GatedMLP", "torch.LinearCrossEntropy"),
+)
 
 
 def public_names() -> Iterator[str]:

@@ -3,6 +3,7 @@
     run(operators, src, **operands)   a plan on torch's tensors, with gradients
     plan_of(layers, src)              the plan of one layer, or of a run of layers
     Fused(*layers)                    a module: torch's layers, run as one kernel
+    AddLayerNorm, GatedMLP, ...       modules of a transformer's block, with the state of torch's
     fuse(module, *example_inputs)     a whole module, with plans in the place of what they compute
     profile(module, *example_inputs)  the time of each operator before that, and the plans that would pay
     inductor_pass()                   a pass that puts plans into Inductor's graphs
@@ -18,8 +19,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from fuseplan.torch.blocks import AddLayerNorm, AddRMSNorm, GatedMLP, SelfAttention
 from fuseplan.torch.fusing import fuse
 from fuseplan.torch.layers import operands_of, operators_of, plan_of
+from fuseplan.torch.losses import LinearCrossEntropy
 from fuseplan.torch.modules import Fused
 from fuseplan.torch.operator import run
 from fuseplan.torch.profiling import profile
@@ -27,7 +30,21 @@ from fuseplan.torch.profiling import profile
 if TYPE_CHECKING:
     from fuseplan.torch.inductor import inductor_pass
 
-__all__ = ["Fused", "fuse", "inductor_pass", "operands_of", "operators_of", "plan_of", "profile", "run"]
+__all__ = [
+    "AddLayerNorm",
+    "AddRMSNorm",
+    "Fused",
+    "GatedMLP",
+    "LinearCrossEntropy",
+    "SelfAttention",
+    "fuse",
+    "inductor_pass",
+    "operands_of",
+    "operators_of",
+    "plan_of",
+    "profile",
+    "run",
+]
 
 
 def __getattr__(name: str) -> Any:
