@@ -17,18 +17,19 @@ graphs treat it as they treat torch's own.
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from fuseplan.torch.blocks import AddLayerNorm, AddRMSNorm, GatedMLP, SelfAttention
 from fuseplan.torch.fusing import fuse
 from fuseplan.torch.layers import operands_of, operators_of, plan_of
-from fuseplan.torch.losses import LinearCrossEntropy
 from fuseplan.torch.modules import Fused
 from fuseplan.torch.operator import run
 from fuseplan.torch.profiling import profile
 
 if TYPE_CHECKING:
     from fuseplan.torch.inductor import inductor_pass
+    from fuseplan.torch.losses import LinearCrossEntropy
 
 __all__ = [
     "AddLayerNorm",
@@ -47,10 +48,11 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """`inductor_pass`, whose module takes a second to import."""
-    if name != "inductor_pass":
-        raise AttributeError(f"module 'fuseplan.torch' has no attribute {name!r}")
-    from fuseplan.torch.inductor import inductor_pass
+_SLOW = {"inductor_pass": "inductor", "LinearCrossEntropy": "losses"}  # they import torch._dynamo: a second
 
-    return inductor_pass
+
+def __getattr__(name: str) -> Any:
+    """What the modules of `_SLOW` have, which are imported at their first use."""
+    if name not in _SLOW:
+        raise AttributeError(f"module 'fuseplan.torch' has no attribute {name!r}")
+    return getattr(import_module(f"fuseplan.torch.{_SLOW[name]}"), name)
