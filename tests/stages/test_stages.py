@@ -116,6 +116,20 @@ def test_a_pointwise_plan_is_all_epilogue() -> None:
         kernel.weight  # noqa: B018 - reading it is the test
 
 
+@pytest.mark.parametrize(
+    ("text", "shape", "strides"),
+    [
+        ("f32[1x3x5x8, bhsd] -> rms_norm -> rotary", (5, 4), (4, 1)),
+        ("f32[1x5x3x8, bshd] -> rms_norm -> rotary", (5, 4), (4, 1)),
+    ],
+)
+def test_an_operand_beside_statistics_lies_as_src_does(
+    text: str, shape: tuple[int, ...], strides: tuple[int, ...]
+) -> None:
+    held = kernel_of(text).operands[-1]
+    assert (held.shape, held.strides) == (shape, strides)
+
+
 def test_kernel_text_is_the_key() -> None:
     """Equal exactly where the same code serves both."""
     one = "f32[1x8x9x9, nhwc] -> conv2d(4, kernel=3) -> leaky_relu(0.1)"

@@ -303,8 +303,13 @@ def _reads_index(kernel: Kernel) -> bool:
 
 
 def _placed(made: Operand, step: Step, role: str, places: Sequence[int]) -> KernelOperand:
-    """An operand of a kernel whose statistics are over any axes: `places` are the axes of the step's src."""
-    lowered = _operand(made, step.src, role, places)
+    """An operand of a kernel whose statistics are over any axes: `places` are the axes of the step's src.
+
+    Its elements are packed in the order in which src lies, so that a run of src's meets a run of its own.
+    """
+    steps = step.src.element_strides
+    order = sorted(range(len(made.axes)), key=lambda at: -steps[made.axes[at]])
+    lowered = _operand(made, step.src, role, places, order)
     strides = dense(lowered.shape, range(len(lowered.shape)))
     if not lowered.packed:
         lies = step.dst if made.per == "element" or made.spec is None else made.spec
@@ -332,7 +337,13 @@ def _operands(
             yield _operand(each, step.src, role, places)
 
 
-def _operand(made: Operand, src: TensorSpec, role: str, places: Sequence[int] | None = None) -> KernelOperand:
+def _operand(
+    made: Operand,
+    src: TensorSpec,
+    role: str,
+    places: Sequence[int] | None = None,
+    order: list[int] | None = None,
+) -> KernelOperand:
     """The operand with its axes in the kernel's order.
 
     Args:
@@ -340,10 +351,12 @@ def _operand(made: Operand, src: TensorSpec, role: str, places: Sequence[int] | 
         src: of the operator that takes it.
         role: of the kernel's.
         places: the kernel's axis of each of src's; n, c, spatial unless given.
+        order: of the operand's axes; that of the kernel's axes unless given.
     """
     where = src.places if places is None else places
-    steps = src.element_strides
-    order = sorted(range(len(made.axes)), key=lambda at: (where[made.axes[at]], -steps[made.axes[at]]))
+    if order is None:
+        steps = src.element_strides
+        order = sorted(range(len(made.axes)), key=lambda at: (where[made.axes[at]], -steps[made.axes[at]]))
     axes = tuple(dict.fromkeys(where[made.axes[at]] for at in order))
     blocks = tuple(made.block if axis == where[src.channel_axis] else 1 for axis in axes)
     return KernelOperand(
