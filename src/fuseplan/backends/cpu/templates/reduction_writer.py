@@ -75,18 +75,26 @@ class ReductionWriter:
 
     def _whole(self) -> None:
         """A task goes through its data as often as it must: once from memory, if a cache holds it."""
+        with self.frame.tasks(self.loops.blocks()) as task:
+            with self.loops.units(task) as unit:
+                self._unit(unit)
+            if self.cut.stream:
+                # Stores past the caches are seen before the task counts as finished.
+                self.b.line("fence seq_cst")
+
+    def _unit(self, unit: Unit) -> None:
+        """All passes over a unit's data."""
         b, parts, last = self.b, self.cut.parts, len(self.states)
-        with self.frame.tasks(self.loops.blocks()) as task, self.loops.units(task) as unit:
-            self._begin(unit, 0)
-            for number, states in enumerate(self.states):
-                states.find_pivots(unit)
-                with b.loop(0, parts, name="part") as part:
-                    self._visit(number, unit, self._turned(number, part, parts))
-                states.finish(unit, partial(self._rooms, number, unit))
-            self._end(unit)
-            if not self.lattice.is_reduced:
-                with b.loop(0, parts, name="part") as part:
-                    self._visit(last, unit, self._turned(last, part, parts))
+        self._begin(unit, 0)
+        for number, states in enumerate(self.states):
+            states.find_pivots(unit)
+            with b.loop(0, parts, name="part") as part:
+                self._visit(number, unit, self._turned(number, part, parts))
+            states.finish(unit, partial(self._rooms, number, unit))
+        self._end(unit)
+        if not self.lattice.is_reduced:
+            with b.loop(0, parts, name="part") as part:
+                self._visit(last, unit, self._turned(last, part, parts))
 
     def _split(self) -> None:
         """Tasks are parts of blocks, and then those that gather the parts of a few cells."""
@@ -210,6 +218,3 @@ class ReductionWriter:
         lead = partial(self.spots.lead, unit) if self.cut.stream else None
         with self.loops.chunks(part, backwards=self._goes_backwards(len(self.states))) as chunk:
             self.loops.elements(unit, chunk, write, lead)
-        if self.cut.stream:
-            # Stores past the caches are seen before the task counts as finished.
-            self.b.line("fence seq_cst")
