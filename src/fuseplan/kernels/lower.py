@@ -305,11 +305,11 @@ def _reads_index(kernel: Kernel) -> bool:
 def _placed(made: Operand, step: Step, role: str, places: Sequence[int]) -> KernelOperand:
     """An operand of a kernel whose statistics are over any axes: `places` are the axes of the step's src.
 
-    Its elements are packed in the order in which src lies, so that a run of src's meets a run of its own.
+    Packed elements stand in the order in which src lies, so that a run of src's meets a run of theirs.
     """
     steps = step.src.element_strides
     order = sorted(range(len(made.axes)), key=lambda at: -steps[made.axes[at]])
-    lowered = _operand(made, step.src, role, places, order)
+    lowered = _operand(made, step.src, role, places, order if made.spec is None else None)
     strides = dense(lowered.shape, range(len(lowered.shape)))
     if not lowered.packed:
         lies = step.dst if made.per == "element" or made.spec is None else made.spec

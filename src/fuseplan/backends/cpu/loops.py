@@ -11,6 +11,7 @@ from fuseplan.backends.cpu.ir import Builder, Index, Value
 from fuseplan.backends.cpu.ir_text import I64
 
 STREAMED_RUN = 32  # vectors: in shorter runs the ends, which cannot be streamed, are too large a part
+LINE_BYTES = 64  # of a cache line
 
 
 def pieces(
@@ -147,28 +148,46 @@ def open_tail(b: Builder, start: Index, even: Index, stop: Index, write: Write) 
         write(i, 1)
 
 
-def unaligned(b: Builder, address: Value, itemsize: int) -> Value:
-    """Elements from an address to the next that is aligned to a vector of them."""
+def unaligned(b: Builder, address: Value, line: int) -> Value:
+    """Elements from an address to the next cache line, which has so many."""
     number = b.op(I64, f"ptrtoint ptr {address.name} to i64")
-    return (0 - number // itemsize) % b.lanes
+    return (0 - number // (LINE_BYTES // line)) % line
 
 
-def streamed(b: Builder, lead: Value, start: Index, stop: Index, unroll: int, write: Write) -> None:
-    """Writes the aligned vectors of a run past the caches, the first `lead` elements after its start.
+def streamed(
+    b: Builder, lead: Value, line: int, start: Index, stop: Index, unroll: int, write: Write
+) -> None:
+    """Writes the cache lines of a run past the caches, the first `lead` elements after its start.
 
-    The ends share cache lines with other runs and are written as usual, each by a whole vector. Where vectors
-    overlap, both write the same values.
+    The ends of a run share a line with other runs. They are written as usual, by whole vectors, and so is the
+    line beside each: where vectors overlap, both write the same values. Past the caches, a line that a vector
+    has a part of must leave them first: on a Zen 4, 2 threads wrote 65,536 rows of 100 elements in 20.4 ms
+    that way, and in 2.5 ms as usual.
     """
-    with b.when(b.compare("ne", lead, 0)):
-        write(start, b.lanes)
-    even = steps(b, start + lead, stop, unroll, lambda at, _: write(at, b.lanes, stream=True))
-    with b.when(b.compare("slt", b.const(even, I64), stop)):
-        write(stop - b.lanes, b.lanes)
+    lanes = b.lanes
+    first = b.select(b.compare("ne", lead, 0), start + lead + line, b.const(start, I64))
+    rest = (stop - first) % line
+    last = b.select(b.compare("ne", rest, 0), stop - rest - line, b.const(stop, I64))
+
+    def plain(begin: Index, end: Value) -> None:
+        with b.loop(begin, end, lanes, name="end") as at:
+            write(b.smaller(at, end - lanes), lanes)
+
+    plain(start, first)
+    steps(b, first, last, unroll, lambda at, _: write(at, lanes, stream=True))
+    plain(last, b.const(stop, I64))
 
 
-def by_length(b: Builder, length: Index, long: Callable[[], None], short: Callable[[], None]) -> None:
-    """Code for runs of two vectors or more, which can be streamed, and code for shorter ones."""
+def line_elements(itemsize: int) -> int:
+    """Elements of a cache line."""
+    return LINE_BYTES // itemsize
+
+
+def by_length(
+    b: Builder, length: Index, line: int, long: Callable[[], None], short: Callable[[], None]
+) -> None:
+    """Code for runs of four cache lines or more, which can be streamed, and code for shorter ones."""
     known = b.const(length, I64)
     for how, part in (("sge", long), ("slt", short)):
-        with b.when(b.compare(how, known, 2 * b.lanes)):
+        with b.when(b.compare(how, known, 4 * line)):
             part()

@@ -9,7 +9,7 @@ from math import lcm, log2, prod
 from typing import ClassVar
 
 from fuseplan.backends.cpu import model
-from fuseplan.backends.cpu.loops import STREAMED_RUN
+from fuseplan.backends.cpu.loops import STREAMED_RUN, line_elements
 from fuseplan.backends.cpu.template import CpuTemplate
 from fuseplan.backends.cpu.templates.reduction_loops import CHUNK, Cut, rounded, usual_parts
 from fuseplan.backends.cpu.templates.reduction_writer import ReductionWriter
@@ -134,7 +134,8 @@ class Normalization(CpuTemplate):
         if self.stream and not _can_stream(kernel, lattice, target):
             raise ValueError(f"{self.text}: rows written past the caches begin at whole vectors")
         parts = usual_parts(lattice, lanes(kernel, target))
-        cut = Cut(self.block, parts, self.whole, self.folded, self.stream)
+        line = line_elements(kernel.dst.itemsize) if self.stream else 0
+        cut = Cut(self.block, parts, self.whole, self.folded, line)
         return ReductionWriter(self, cut, kernel, target).source()
 
     def _lattice(self, kernel: Kernel) -> Lattice:
@@ -208,11 +209,11 @@ def _held(knobs: Normalization, kernel: Kernel) -> float:
 
 
 def _can_stream(kernel: Kernel, lattice: Lattice, target: Target) -> bool:
-    """Whether rows of columns begin at whole vectors, as the first does, or runs are long."""
-    width, dst = lanes(kernel, target), lattice.tensors.index("dst")
+    """Whether rows of columns begin at whole cache lines if the first does, or runs are long."""
+    line, dst = line_elements(kernel.dst.itemsize), lattice.tensors.index("dst")
     if lattice.run.steps[dst] != 1:
         return False
     if lattice.is_along:
-        return lattice.run.extent >= STREAMED_RUN * width and lattice.run.steps[0] == 1
+        return lattice.run.extent >= STREAMED_RUN * lanes(kernel, target) and lattice.run.steps[0] == 1
     around = [axis.steps[dst] for axis in (*lattice.elements, *lattice.outer_cells)]
-    return all(begin % width == 0 for begin in (*around, lattice.run.extent))
+    return all(begin % line == 0 for begin in (*around, lattice.run.extent))

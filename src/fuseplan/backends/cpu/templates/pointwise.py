@@ -18,6 +18,7 @@ from fuseplan.backends.cpu.loops import (
     STREAMED_RUN,
     by_length,
     ceil_div,
+    line_elements,
     open_tail,
     places,
     share,
@@ -303,14 +304,15 @@ class _Writer:
         if not self.knobs.stream:
             self._plain(line, start, stop)
             return
-        if not self.is_open and self._shortest() >= 2 * self.lanes:
+        if not self.is_open and self._shortest() >= 4 * line_elements(self.kernel.dst.itemsize):
             self._streamed(line, start, stop)
             return
         length, streamed, plain = stop - start, partial(self._streamed, line), partial(self._plain, line)
         if self.is_open:  # of tensors that the last cache holds, every run counts as short
             is_large = self.b.compare("sgt", self.frame.pointer("extent"), self.most)
             length = self.b.select(is_large, self.b.const(length, I64), 0)
-        by_length(self.b, length, partial(streamed, start, stop), partial(plain, start, stop))
+        each = line_elements(self.kernel.dst.itemsize)
+        by_length(self.b, length, each, partial(streamed, start, stop), partial(plain, start, stop))
 
     def _ends(self) -> dict[int, int]:
         """Where the last part of a run may end, and where that part begins."""
@@ -351,8 +353,9 @@ class _Writer:
         """The run's aligned vectors go past the caches."""
         b, dst = self.b, self.kernel.dst
         where = b.at(self.dst, line.dst + start, storage.element_type(dst.dtype))
-        lead, write = unaligned(b, where, dst.itemsize), partial(self._vector, line)
-        streamed(b, lead, start, stop, self.knobs.vectors, write)
+        each = line_elements(dst.itemsize)
+        lead, write = unaligned(b, where, each), partial(self._vector, line)
+        streamed(b, lead, each, start, stop, self.knobs.vectors, write)
 
     def _vector(self, line: _Line, i: Index, count: int, *, stream: bool = False) -> None:
         """`count` elements of a run from its element i on."""

@@ -8,7 +8,7 @@ from math import log2
 from typing import ClassVar
 
 from fuseplan.backends.cpu import model
-from fuseplan.backends.cpu.loops import STREAMED_RUN
+from fuseplan.backends.cpu.loops import STREAMED_RUN, line_elements
 from fuseplan.backends.cpu.template import CpuTemplate
 from fuseplan.backends.cpu.templates.reduction_loops import CHUNK, ROWS, Cut, chunking
 from fuseplan.backends.cpu.templates.reduction_writer import ReductionWriter
@@ -135,7 +135,8 @@ class Reduction(CpuTemplate):
         return (sum(map(functions, made)) + rounded) * unit_roundoff(kernel)
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
-        cut = Cut(self.cells, self.parts, self.parts == 1, self.folded, self.stream, self.near)
+        line = line_elements(kernel.dst.itemsize) if self.stream else 0
+        cut = Cut(self.cells, self.parts, self.parts == 1, self.folded, line, self.near)
         return ReductionWriter(self, cut, kernel, target).source()
 
 
@@ -147,10 +148,13 @@ def _held(kernel: Kernel, cells: int) -> int:
 
 
 def _can_stream(kernel: Kernel, target: Target) -> bool:
-    """Whether the tensors exceed the last cache, and dst is written in long runs."""
+    """Whether the tensors exceed the last cache, and dst is written in long runs, or in whole cache lines."""
     lattice = Lattice(kernel)
     if kernel.open_axis is not None or kernel.parts or not lattice.is_along or lattice.is_reduced:
         return False
     is_large = kernel.minimum_bytes > target.l3_bytes
-    is_dense = lattice.run.steps[lattice.tensors.index("dst")] == 1
-    return is_large and is_dense and lattice.run.extent >= STREAMED_RUN * lanes(kernel, target)
+    place, line = lattice.tensors.index("dst"), line_elements(kernel.dst.itemsize)
+    around = [axis.steps[place] for axis in (*lattice.outer_elements, *lattice.cells)]
+    has_lines = all(begin % line == 0 for begin in (*around, lattice.run.extent))
+    least = 4 * line if has_lines else STREAMED_RUN * lanes(kernel, target)
+    return is_large and lattice.run.steps[place] == 1 and lattice.run.extent >= least

@@ -33,7 +33,7 @@ class Cut:
         whole: a task computes all parts of its cells and their elements of dst; otherwise each part of a
             block is a task, and all tasks wait for the statistics of all parts.
         folded: lanes are columns of which several belong to a cell.
-        stream: dst is written past the caches.
+        line: elements of a cache line of dst, where dst is written past the caches; otherwise 0.
         near: the elements of a unit stay in the second cache: each level of a statistic's parts has a pass
             of its own.
     """
@@ -42,7 +42,7 @@ class Cut:
     parts: int = 1
     whole: bool = True
     folded: bool = False
-    stream: bool = False
+    line: int = 0
     near: bool = False
 
     @property
@@ -102,6 +102,7 @@ class Loops:
         block: Index | None = None,
     ) -> None:
         self.b, self.lattice, self.lanes, self.parts = builder, lattice, builder.lanes, cut.parts
+        self.line = cut.line
         self.cell_count: Any = lattice.cell_count if count is None else count
         step, run = lcm(lattice.fold, self.lanes), lattice.run.extent
         self._few = rounded(min(cut.block, FEW * step), step)
@@ -202,7 +203,7 @@ class Loops:
     ) -> None:
         """visit(places, count, at, stream) for all elements of a chunk, a few vectors or rows at a time.
 
-        `lead`: elements from offsets to the next aligned vector, where dst is written past the caches.
+        `lead`: elements from offsets to dst's next cache line, where dst is written past the caches.
         """
         if not self.lattice.is_along:
             self._rows(unit, chunk, visit, lead, group)
@@ -218,8 +219,7 @@ class Loops:
 
             def past() -> None:
                 assert lead is not None
-                ahead = lead(self._along(begin, start))
-                streamed(b, ahead, start, stop, UNROLL, single)
+                streamed(b, lead(self._along(begin, start)), self.line, start, stop, UNROLL, single)
 
             def single(at: Index, count: int, *, stream: bool = False) -> None:
                 visit([self._along(begin, at)], count, 0, stream)
@@ -227,7 +227,7 @@ class Loops:
             if lead is None:
                 plain()
             else:
-                by_length(b, stop - start, past, plain)
+                by_length(b, stop - start, self.line, past, plain)
 
     def _vectors(
         self,
@@ -266,8 +266,10 @@ class Loops:
 
         def past() -> None:
             assert lead is not None
-            ahead = lead(self.nowhere)
-            self._grouped(rows, lambda row, count: streamed(self.b, ahead, 0, width, 1, few(row, count)))
+            ahead, line = lead(self.nowhere), self.line
+            self._grouped(
+                rows, lambda row, count: streamed(self.b, ahead, line, 0, width, 1, few(row, count))
+            )
 
         def few(first: Index, count: int) -> Any:
             listed = [self.offsets(axes, first + number) for number in range(count)]
@@ -280,7 +282,7 @@ class Loops:
         if lead is None:
             plain()
         else:
-            by_length(self.b, width, past, plain)
+            by_length(self.b, width, self.line, past, plain)
 
     def _along(self, begin: Offsets, at: Index) -> Offsets:
         """Offsets of an element of the run."""

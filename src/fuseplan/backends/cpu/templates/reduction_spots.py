@@ -155,10 +155,10 @@ class Spots:
         return found
 
     def lead(self, unit: Unit, place: Offsets) -> Value:
-        """Elements from a place to the next whose address in dst is aligned to a vector."""
+        """Elements from a place to the next that begins a cache line in dst."""
         dst, offset = self.kernel.dst, self.spot(unit, place, 1, 0).offsets["dst"]
         where = self.b.at(self._pointers["dst"], offset, storage.element_type(dst.dtype))
-        return unaligned(self.b, where, dst.itemsize)
+        return unaligned(self.b, where, self.loops.line)
 
     # ---- values
 

@@ -78,7 +78,7 @@ class ReductionWriter:
         with self.frame.tasks(self.loops.blocks()) as task:
             with self.loops.units(task) as unit:
                 self._unit(unit)
-            if self.cut.stream:
+            if self.cut.line:
                 # Stores past the caches are seen before the task counts as finished.
                 self.b.line("fence seq_cst")
 
@@ -215,6 +215,6 @@ class ReductionWriter:
             for each in places:
                 self._store(self.spots.in_parts(unit, each, count, at), known, stream=stream)
 
-        lead = partial(self.spots.lead, unit) if self.cut.stream else None
+        lead = partial(self.spots.lead, unit) if self.cut.line else None
         with self.loops.chunks(part, backwards=self._goes_backwards(len(self.states))) as chunk:
             self.loops.elements(unit, chunk, write, lead)
