@@ -182,10 +182,11 @@ def _blocks(kernel: Kernel, target: Target, rows: int, panels: int) -> tuple[int
     position_bytes = max(1, conv.channels_per_group * prod(conv.stride) * model.itemsize(kernel))
     fitting = max(1, int(target.l2_bytes * 0.4) // (position_bytes * rows))
     usual = max(1, (192 if covering.positions > 2000 else 96) // rows)
-    block = min(fitting, usual, covering.count)
-    sheets = conv.groups * (conv.batch if is_per_image(kernel) else 1)
+    sheets, wanted = conv.groups * (conv.batch if is_per_image(kernel) else 1), 4 * target.threads
+    shared = max(1, covering.count * sheets * panels // wanted)
+    block = min(fitting, usual, shared)
     blocks = sheets * -(-covering.count // block)
-    parts = min(panels, -(-4 * target.threads // blocks))
+    parts = min(panels, -(-wanted // blocks))
     return block, -(-panels // parts)
 
 
