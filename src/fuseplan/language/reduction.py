@@ -44,6 +44,8 @@ class Part:
         moved: this part after parts before it have changed, over its own name, their names, and their former
             values (`before`); None where its terms use no part.
         settled: the term where the parts before it are those of all elements; `term` unless told.
+        has_numbers: the part of a maximum may pass over NaN among its terms, because a later part has it, and
+            the least number may stand for no terms, and for -inf.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Part:
     term: Scalar
     moved: Scalar | None = None
     settled: Scalar | None = None
+    has_numbers: bool = False
 
     @property
     def identity(self) -> float:
@@ -215,7 +218,8 @@ class SumExp(Statistic):
         moved = leaf(total) * exp(leaf(before(most)) - shift)
         settled = where(leaf(most) > -inf, exp(x - leaf(most)), 0)
         sums = (Part(self.part(name), "add", each) for name, each in zip(self.names[2:], others, strict=True))
-        return Part(most, "maximum", x), Part(total, "add", exp(x - shift), moved, settled), *sums
+        largest = Part(most, "maximum", x, has_numbers=True)
+        return largest, Part(total, "add", exp(x - shift), moved, settled), *sums
 
 
 class ArgMax(Statistic):

@@ -31,7 +31,7 @@ from fuseplan.language.dtypes import dtype_of
 from fuseplan.messages.reasons import Claim, Reason, claim
 from fuseplan.scalar import functions
 
-_TASK = 16384  # elements: fewer are not worth another thread
+_TASK = 2048  # elements: fewer are not worth another thread
 _WIDEST = 1024  # columns of a task: their states stay in the first cache
 _NARROWEST = 64  # bytes of a row that are worth fetching alone
 _SHORT = 128  # elements: a run of fewer is better columns, where there are rows of them

@@ -19,15 +19,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial, reduce
+from typing import Any
 
 from fuseplan.backends.cpu import dialect
 from fuseplan.backends.cpu.ir import Index, Value
 from fuseplan.backends.cpu.ir_text import element_of, vector
 from fuseplan.backends.cpu.lanes import chosen_lanes, widened
+from fuseplan.backends.cpu.math_format import at_least
 from fuseplan.backends.cpu.templates.reduction_loops import UNROLL, Cut, Offsets, Unit
 from fuseplan.backends.cpu.templates.reduction_spots import Known, Pass, Spot, SpotFormulas, Spots
 from fuseplan.backends.cpu.templates.reduction_terms import levels, slow
 from fuseplan.backends.lattice import KEPT
+from fuseplan.language.dtypes import dtype_of
 from fuseplan.language.reduction import Moments, Part, Statistic, merged
 from fuseplan.scalar import Scalar, fold, leaf
 
@@ -117,7 +120,7 @@ class States:
             self.b.store_first(value, where, count or self.lanes)
 
     def _clear(self, parts: Parts, unit: Unit, rooms: State, kind: str) -> None:
-        none = {part.name: self.b.const(part.identity, kind) for part in parts}
+        none = {part.name: self.b.const(self._identity(part), kind) for part in parts}
         self.loops.vectors(unit, lambda at, _: self._keep(none, rooms, at))
 
     # ---- one part of the elements
@@ -174,7 +177,7 @@ class States:
         for spot, x in elements if keeps and self._writes_x else ():
             self.spots.store(KEPT, x, spot)
         for part in parts:
-            join = self._table[part.join]
+            join = self._joining(part, self._table)
             terms = [self._term(way, part, spot, x, (known, made)) for spot, x in elements]
             made[part.name] = reduce(join, _paired(terms, join), part.corrected(state, made, self._table))
         self._keep(made, self._chunk, at)
@@ -190,7 +193,17 @@ class States:
     def _first_lanes(self, value: Value, count: int, part: Part) -> Value:
         if count == self.lanes:
             return value
-        return chosen_lanes(self.b, value, [number < count for number in range(self.lanes)], part.identity)
+        return chosen_lanes(
+            self.b, value, [number < count for number in range(self.lanes)], self._identity(part)
+        )
+
+    def _identity(self, part: Part) -> float:
+        """The value of no terms."""
+        return -dtype_of(self.spots.kernel.compute_dtype).largest if part.has_numbers else part.identity
+
+    def _joining(self, part: Part, table: Mapping[str, Any]) -> Callable[[Value, Value], Value]:
+        """How a part joins a term; without a care for NaN, a maximum is one instruction on x86, not three."""
+        return partial(at_least, self.b) if part.has_numbers else table[part.join]
 
     # ---- all parts
 
@@ -201,7 +214,7 @@ class States:
         """
         made: State = {}
         for part in parts:
-            value, join = self._joined(part, made, states), self._wide_table[part.join]
+            value, join = self._joined(part, made, states), self._joining(part, self._wide_table)
             for apart in (1 << bit for bit in range(self.lanes.bit_length() - 1) if lanes):
                 order = [number ^ apart for number in range(self.lanes)]
                 value = join(value, self.b.shuffle(value, value, order))
@@ -210,11 +223,11 @@ class States:
 
     def _joined(self, part: Part, made: State, states: Callable[[Take], None]) -> Value:
         """One part of several states, joined in each lane."""
-        total = self.b.variable(self.kind, part.identity)
+        total, join = self.b.variable(self.kind, self._identity(part)), self._joining(part, self._wide_table)
 
         def take(state: State, count: int) -> None:
             own = self._first_lanes(part.corrected(state, made, self._wide_table), count, part)
-            total.set(self._wide_table[part.join](total.get(), own))
+            total.set(join(total.get(), own))
 
         states(take)
         return total.get()
