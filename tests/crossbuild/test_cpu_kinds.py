@@ -30,6 +30,7 @@ PLANS = (
     "f32[1x24x14x14, nhwc] -> conv2d(32, kernel=5, padding=2) -> scale -> sigmoid",
     "bf16[1x19x9x11, nhwc] -> relu -> conv2d(37, kernel=(3, 5), stride=2) -> tanh",
     "f32[128x256] -> matmul(512, transposed=True) -> bias -> gelu",
+    "bf16[29x64] -> linear(1000) -> bias -> cross_entropy(label_smoothing=0.1)",
     "f32[1x2x40x32, bhsd] -> attention(is_causal=True)",
     "f16[1x2x40x24, bhsd] -> attention_gradient(is_causal=True, key_heads=1, by=key)",
     "f32[4x50x32, bcs of bsc] -> matmul(48, batched=True) -> relu",

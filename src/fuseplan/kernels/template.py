@@ -94,6 +94,22 @@ def contraction_claims(kernel: Kernel, *, pools: bool = False) -> Iterator[Claim
     yield claim(is_taken, Reason.POOL, got=got, operator=kernel.centre_step)
 
 
+def summary_claims(kernel: Kernel) -> Iterator[Claim]:
+    """The kernel has statistics of a matrix product's rows, without operands as large as the result."""
+    yield claim(isinstance(kernel.centre, Summary), Reason.NO_SUMMARY)
+    conv, step = kernel.contraction, kernel.centre_step
+    is_product = conv.pool is None and conv.is_matrix_product and conv.groups == 1
+    is_product = is_product and not conv.weight_per_batch
+    yield claim(is_product, Reason.SUMMED_PRODUCT, got=None if is_product else conv.text, operator=step)
+    yield from layout_claims(kernel)
+    between = (each for each in kernel.operands if each.role == "between")
+    large = {each.key for each in between if each.axes not in _SMALL}
+    met = next((each for each in kernel.between if large & leaves_of(each.expression)), None)
+    at, text = (None, None) if met is None else (met.step, met.op_text)
+    yield claim(met is None, Reason.OPERANDS_BETWEEN, got=text, operator=at)
+    yield block_claim(kernel)
+
+
 def _parts_claims(kernel: Kernel, *, gated: bool) -> Iterator[Claim]:
     """Parts behind a contraction are gate and value of ungrouped features, in a template that takes these."""
     split, conv = kernel.parts, kernel.contraction

@@ -36,10 +36,10 @@ class LinearCrossEntropy(nn.Linear):  # type: ignore[misc]
         head.load_state_dict(model.lm_head.state_dict())
         head(hidden, target).backward()
 
-    On a GPU the forward pass is one kernel, whose logits are in no memory. The backward pass, and the forward
-    pass where no kernel computes the whole (on CPUs), go through the places in blocks of at most 64 M logits:
-    a block's logits, their loss or their gradient, and the two products of the gradients. The backward pass
-    computes the logits once more. The gradient of the weight is summed in f32.
+    The forward pass is one kernel, whose logits are in no memory. The backward pass, and the forward pass
+    where no kernel computes the whole, go through the places in blocks of at most 64 M logits: a block's
+    logits, their loss or their gradient, and the two products of the gradients. The backward pass computes
+    the logits once more. The gradient of the weight is summed in f32.
 
     Arguments, parameters and `state_dict` are those of nn.Linear.
 
@@ -157,8 +157,8 @@ def _blocks(src: torch.Tensor, weight: torch.Tensor) -> Iterator[slice]:
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _is_one_kernel(text: str, device: torch.device, dtype: torch.dtype, shape: torch.Size) -> bool:
-    """Whether a kernel computes the plan on a dense tensor; on CPUs none has statistics of products."""
-    return device.type != "cpu" and _is_built(text, device, dtype, shape)
+    """Whether a kernel computes the plan on a dense tensor."""
+    return _is_built(text, device, dtype, shape)
 
 
 @lru_cache(maxsize=256)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fuseplan.backends.cpu.staging import LINE
+from fuseplan.kernels.centre import Summary
 from fuseplan.kernels.contraction import Contraction
 from fuseplan.kernels.counted import Counted
 from fuseplan.kernels.kernel import Kernel, KernelOperand
+from fuseplan.language.layouts import dense
 from fuseplan.language.tensor import TensorSpec
 
 
@@ -16,8 +18,9 @@ def as_rows(kernel: Kernel) -> Kernel:
 
     n rows of c become one image of n positions, so that tiles lie over the rows whatever their strides.
     Where each row has a weight of its own, or a call says how many there are, they stay images, of one
-    position. Storage is the same.
+    position. Storage is the same. Of a product whose rows have statistics, dst is the product's result.
     """
+    kernel = _product_of(kernel) if isinstance(kernel.centre, Summary) else kernel
     conv = kernel.centre
     if not isinstance(conv, Contraction) or conv.kernel:
         return kernel
@@ -42,6 +45,14 @@ def as_rows(kernel: Kernel) -> Kernel:
         operands=tuple(_in_lines(each, dst.shape) for each in kernel.operands),
         indices=tuple(_index_in_lines(each, spatial) for each in kernel.indices),
     )
+
+
+def _product_of(kernel: Kernel) -> Kernel:
+    """The product without its statistics: features are innermost in dst, which no memory holds."""
+    conv = kernel.contraction
+    shape, order = (conv.batch, conv.features, *conv.dst_spatial), (0, *range(2, kernel.src.rank), 1)
+    dst = TensorSpec(shape, kernel.compute_dtype, strides=dense(shape, order))
+    return replace(kernel, centre=conv, dst=dst, epilogue=())
 
 
 def _lines(rows: int, *, dense: bool) -> tuple[int, int]:

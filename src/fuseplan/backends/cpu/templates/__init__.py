@@ -14,6 +14,7 @@ from fuseplan.backends.cpu.templates.normalization import Normalization
 from fuseplan.backends.cpu.templates.planes import Planes
 from fuseplan.backends.cpu.templates.pointwise import Pointwise
 from fuseplan.backends.cpu.templates.reduction import Reduction
+from fuseplan.backends.cpu.templates.summary import ProductSummary
 from fuseplan.backends.cpu.templates.winograd import Winograd
 from fuseplan.kernels.template import Template
 
@@ -25,6 +26,7 @@ TEMPLATES: tuple[type[Template], ...] = (
     Winograd,
     Planes,
     Direct,
+    ProductSummary,
     Attention,
     AttentionGradient,
     Normalization,

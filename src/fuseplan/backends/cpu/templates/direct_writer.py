@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from operator import mul
+from typing import ClassVar
 
 from fuseplan.backends.cpu import model, pairs, staging, storage
 from fuseplan.backends.cpu.elementwise import Elementwise, Kept, Place, finish
@@ -35,12 +36,19 @@ class DirectKnobs(model.SumOfProducts):
 
 
 class DirectWriter:
-    """Writes one kernel."""
+    """Writes one kernel.
+
+    Attributes:
+        keeps: whether the kernel has a workspace for more than a copy of src.
+    """
+
+    keeps: ClassVar[bool] = False
 
     def __init__(self, knobs: DirectKnobs, planned: Kernel, target: Target) -> None:
         known = as_rows(planned)
         planned_staged = staging.staged(known, stored=knobs.pairs)
-        self.frame = Frame(knobs, known, target, workspace=planned_staged.copies, planned=planned)
+        has_room = self.keeps or planned_staged.copies
+        self.frame = Frame(knobs, known, target, workspace=has_room, planned=planned)
         kernel = self.frame.kernel
         self.knobs, self.kernel, self.conv = knobs, kernel, kernel.contraction
         self.staged = staging.staged(kernel, stored=knobs.pairs)
@@ -68,6 +76,11 @@ class DirectWriter:
 
     def by_blocks(self) -> Source:
         """A task is a block of tiles x a block of features; src is copied before them where it must be."""
+        self.write_blocks()
+        return self.frame.source(**self.staged.workspace(model.itemsize(self.kernel)))
+
+    def write_blocks(self) -> Index:
+        """Writes the tasks and gives their number."""
         workspace = self.frame.pointer("workspace") if self.staged.copies else self.frame.pointer("src")
         self.src = staging.emit(self.frame, self.staged, workspace)
         knobs, conv, b = self.knobs, self.conv, self.b
@@ -76,12 +89,13 @@ class DirectWriter:
         parts = images * blocks * conv.groups
         share = even(self.frame, self.panels, parts, knobs.block_panels)
         panel_blocks = ceil_div(self.panels, share)
-        with self.frame.tasks(parts * panel_blocks) as task:
+        tasks: Index = parts * panel_blocks
+        with self.frame.tasks(tasks) as task:
             image, block, group, panel_block = places(task, (images, blocks, conv.groups, panel_blocks))
             tiles = within(b, block, knobs.block, self.tiling.count)
             panels = within(b, panel_block, share, self.panels)
             self._panels(image if self.per_image else None, 0, group, tiles, panels)
-        return self.frame.source(**self.staged.workspace(model.itemsize(self.kernel)))
+        return tasks
 
     def by_lines(self) -> Source:
         """A task copies the lines of src under its output lines to its thread's part of the workspace."""

@@ -14,20 +14,18 @@ from fuseplan.backends.triton.templates.product_tiles import Knobs, Tiles
 from fuseplan.backends.triton.templates.summary_writer import STATES, SummaryWriter, state_bytes
 from fuseplan.kernels.centre import Summary
 from fuseplan.kernels.emit import COUNTER_BYTES, Source
-from fuseplan.kernels.kernel import CHANNEL, Kernel
+from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.target import Target
 from fuseplan.kernels.template import (
     Accuracy,
     Template,
     Traffic,
     accuracy_claim,
-    block_claim,
-    layout_claims,
     moved_once,
+    summary_claims,
     unit_roundoff,
 )
 from fuseplan.messages.reasons import Claim, Reason, claim
-from fuseplan.scalar import leaves_of
 
 COUNTERS = COUNTER_BYTES // 4
 ROWS = 128  # of the tiles for many rows
@@ -55,21 +53,11 @@ class ProductSummary(Product):
 
     @classmethod
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
-        yield claim(isinstance(kernel.centre, Summary), Reason.NO_SUMMARY)
-        conv, step = kernel.contraction, kernel.centre_step
-        is_product = conv.pool is None and conv.is_matrix_product and conv.groups == 1
-        is_product = is_product and not conv.weight_per_batch
-        yield claim(is_product, Reason.SUMMED_PRODUCT, got=None if is_product else conv.text, operator=step)
-        yield from layout_claims(kernel)
-        between = (each for each in kernel.operands if each.role == "between")
-        large = {each.key for each in between if each.axes not in ((), CHANNEL)}
-        met = next((each for each in kernel.between if large & leaves_of(each.expression)), None)
-        at, text = (None, None) if met is None else (met.step, met.op_text)
-        yield claim(met is None, Reason.OPERANDS_BETWEEN, got=text, operator=at)
-        yield block_claim(kernel)
-        tiles = -(-conv.rows // ROWS)
+        yield from summary_claims(kernel)
+        rows = kernel.contraction.rows
+        tiles = -(-rows // ROWS)
         yield claim(
-            tiles <= COUNTERS, Reason.ROW_TILES, got=f"{conv.rows} rows", want=f"at most {COUNTERS * ROWS}"
+            tiles <= COUNTERS, Reason.ROW_TILES, got=f"{rows} rows", want=f"at most {COUNTERS * ROWS}"
         )
         exact = arithmetics(kernel, target, "strict")[0]
         yield accuracy_claim(_bound(kernel, exact), accuracy)
