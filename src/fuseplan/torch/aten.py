@@ -14,12 +14,14 @@ from typing import Any
 import torch
 
 from fuseplan.graph.attention import attention
+from fuseplan.graph.layer import Layer
 from fuseplan.graph.ops import Expand, Permute, Reduce, Reshape
 from fuseplan.graph.why import Why
 from fuseplan.op import Op
 from fuseplan.ops import activation
 from fuseplan.ops.affine import BatchNorm, Bias
 from fuseplan.ops.attention import Attention
+from fuseplan.ops.embedding import INDICES, Embedding
 from fuseplan.ops.groups import GroupNorm, InstanceNorm
 from fuseplan.ops.matmul import Linear, Matmul
 from fuseplan.ops.pool import AVG_POOLS, MAX_POOLS
@@ -137,6 +139,19 @@ def _addmm(given: Given) -> str:
     if given.shape(bias) == given.shape(made)[-1:]:
         return given.layer(Bias(), made, bias)
     return given.formula("a + b", made, bias)
+
+
+def _embedding(given: Given) -> str:
+    """Rows of a table. A gradient by the counts of indices, or without the table's other rows, is torch's."""
+    if given.argument("scale_grad_by_freq") or given.argument("sparse"):
+        raise LeftError(Why.NOT_IN_TABLE, "embedding with scale_grad_by_freq or sparse")
+    weight, indices = given.tensor("weight"), given.value(given.argument("indices"))
+    rows, features = given.shape(weight)
+    if given.type_of(indices).dtype not in INDICES or not given.result.is_spec:
+        raise LeftError(Why.SHAPE, f"{given.type_of(indices)}, rows of {given.type_of(weight)}")
+    padding = int(given.number("padding_idx"))
+    op = Embedding(rows, features, dtype=given.type_of(weight).dtype, padding=padding)
+    return given.add(Layer(op), indices, weight)
 
 
 def _batch_norm(given: Given) -> str:
@@ -334,6 +349,7 @@ TABLE: dict[Any, Row] = {
     aten.linear.default: _linear,
     aten.mm.default: lambda given: _product(given, "self", "mat2"),
     aten.addmm.default: _addmm,
+    aten.embedding.default: _embedding,
     aten.batch_norm.default: _batch_norm,
     aten._native_batch_norm_legit_no_training.default: _batch_norm,
     aten.layer_norm.default: _rows(LayerNorm, ("weight", "bias"), False),

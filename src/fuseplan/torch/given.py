@@ -11,7 +11,7 @@ from fuseplan.graph.layer import Layer
 from fuseplan.graph.node import Node, Origin, line_of
 from fuseplan.graph.op import GraphOp
 from fuseplan.graph.ops import Map
-from fuseplan.graph.type import WORDS, Type
+from fuseplan.graph.type import FLOATS, WORDS, Type
 from fuseplan.graph.why import Reason, Why
 from fuseplan.op import Op
 from fuseplan.scalar import REBUILD, const, fold, leaf
@@ -143,10 +143,10 @@ class Given:
         """Adds an operator on values, and gives its result's name.
 
         Raises:
-            LeftError: the inputs have different dtypes, masks aside.
+            LeftError: the inputs have different dtypes, masks and indices aside.
         """
         types = [self.type_of(each) for each in inputs]
-        if len({each.dtype for each in types if each.dtype != "bool"}) > 1:
+        if len({each.dtype for each in types if each.dtype in FLOATS}) > 1:
             raise LeftError(Why.DTYPE, " and ".join(map(str, types)))
         name = f"{self.node.name}.{len(self.added)}"
         (self.made[name], *_) = op.infer(types)
