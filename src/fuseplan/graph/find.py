@@ -34,6 +34,7 @@ from fuseplan.graph.write import Bound, Stage, Unwritten, names_in, taken_up, wr
 from fuseplan.kernels.target import Target
 from fuseplan.kernels.template import Accuracy
 from fuseplan.language.tensor import TensorSpec
+from fuseplan.ops.activation import Identity
 from fuseplan.ops.matmul import Linear, Matmul, Product
 from fuseplan.plans.plan import FusionPlan
 
@@ -319,6 +320,7 @@ class _Finder:
             except Unwritten as error:
                 reason = self._no(region.nodes, error.reason)
                 continue
+            stages = stages or [Stage(Identity())]
             found = self._site(spec, stages, region.nodes, region.start, region.head, region.ended)
             if isinstance(found, Site):
                 return found
