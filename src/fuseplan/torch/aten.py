@@ -15,7 +15,7 @@ import torch
 
 from fuseplan.graph.attention import attention
 from fuseplan.graph.layer import Layer
-from fuseplan.graph.ops import Expand, Permute, Reduce, Reshape
+from fuseplan.graph.ops import SAFE_SOFTMAX, Expand, Foreign, Permute, Reduce, Reshape
 from fuseplan.graph.why import Why
 from fuseplan.op import Op
 from fuseplan.ops import activation
@@ -216,6 +216,16 @@ def _softmax(make: type[Softmax] | type[LogSoftmax]) -> Row:
     return row
 
 
+def _safe_softmax(given: Given) -> str:
+    """Torch's own operator, which attention is found by: it makes zeros of a row that sees nothing."""
+    src = given.tensor("self")
+    if given.result.dtype != given.type_of(src).dtype:
+        raise LeftError(Why.DTYPE, given.result)
+    if int(given.number("dim")) % len(given.shape(src)) != len(given.shape(src)) - 1:
+        raise LeftError(Why.NOT_IN_TABLE, "a safe softmax over another axis than the last")
+    return given.add(Foreign(SAFE_SOFTMAX, (), (given.result,)), src)
+
+
 def _attention(given: Given) -> str:
     if given.number("dropout_p"):
         raise LeftError(Why.FORMULA, "attention with dropout")
@@ -357,6 +367,7 @@ TABLE: dict[Any, Row] = {
     aten.rms_norm.default: _rows(RmsNorm, ("weight",), True),
     aten.softmax.int: _softmax(Softmax),
     aten._softmax.default: _softmax(Softmax),
+    aten._safe_softmax.default: _safe_softmax,
     aten.log_softmax.int: _softmax(LogSoftmax),
     aten._log_softmax.default: _softmax(LogSoftmax),
     aten.group_norm.default: _group_norm("num_groups"),
