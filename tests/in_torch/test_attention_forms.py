@@ -18,6 +18,7 @@ import fuseplan.torch
 from fuseplan.graph.ops import SAFE_SOFTMAX
 from fuseplan.kernels.target import parse_target
 from fuseplan.torch import cutting
+from fuseplan.torch.reader import read
 
 Mask = Callable[[int, torch.dtype], torch.Tensor]
 
@@ -217,3 +218,25 @@ def test_a_safe_softmax_by_itself_is_torchs() -> None:
     (last,) = (each for each in made.cut.graph.nodes if each.op.word == SAFE_SOFTMAX)
     (exact,) = last.op.evaluate([src.double().numpy()])
     torch.testing.assert_close(torch.from_numpy(exact), softmaxes(src.double())[0])
+
+
+def test_a_safe_softmax_on_a_gpu_stays_in_pieces() -> None:
+    """A kernel there takes f32's lowest number for minus infinity, and would give zeros for a hidden row."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        heads = [torch.empty(2, 3, 5, 8, device="cuda") for _ in range(3)]
+        graph = make_fx(_in_pieces, tracing_mode="fake")(*heads, torch.empty(5, 5, device="cuda"))
+    (node,) = (each for each in read(graph).graph.nodes if "_safe_softmax" in each.op.word)
+    assert node.op.word != SAFE_SOFTMAX
+    assert str(node.why).endswith("a safe softmax on a GPU, whose mask may be the lowest number")
+
+
+def test_a_mask_of_the_lowest_number_hides_no_key_from_a_hidden_query() -> None:
+    torch.manual_seed(0)
+    heads, mask = [torch.randn(1, 2, 5, 8) for _ in range(3)], torch.zeros(5, 5)
+    mask[2], mask[4, :3] = torch.finfo(torch.float32).min, torch.finfo(torch.float32).min
+    graph = make_fx(_in_pieces, tracing_mode="fake")(*heads, mask)
+    made = cutting.fused(graph, torch.device("cpu"))
+    assert [str(site.plan) for site in made.cut.sites] == ["f32[1x2x5x8] -> attention(bias_axes=st)"]
+    got, want = made.module(*heads, mask), _in_pieces(heads[0], heads[1], heads[2], mask)
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(got[:, :, 2], heads[2].mean(2), rtol=1e-4, atol=1e-5)

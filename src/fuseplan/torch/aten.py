@@ -13,20 +13,19 @@ from typing import Any
 
 import torch
 
-from fuseplan.graph.attention import attention
 from fuseplan.graph.layer import Layer
-from fuseplan.graph.ops import SAFE_SOFTMAX, Expand, Foreign, Permute, Reduce, Reshape
+from fuseplan.graph.ops import Expand, Permute, Reduce, Reshape
 from fuseplan.graph.why import Why
 from fuseplan.op import Op
 from fuseplan.ops import activation
 from fuseplan.ops.affine import BatchNorm, Bias
-from fuseplan.ops.attention import Attention
 from fuseplan.ops.embedding import INDICES, Embedding
 from fuseplan.ops.groups import GroupNorm, InstanceNorm
 from fuseplan.ops.matmul import Linear, Matmul
 from fuseplan.ops.pool import AVG_POOLS, MAX_POOLS
 from fuseplan.ops.reductions import Amax, Amin, LogSoftmax, Mean, Softmax, Sum
 from fuseplan.ops.rows import LayerNorm, RmsNorm
+from fuseplan.torch.attending import attention, safe_softmax
 from fuseplan.torch.given import Given, LeftError
 from fuseplan.torch.gradients import GRADIENTS
 from fuseplan.torch.ranges import SPLITS, joined, part, sliced
@@ -216,28 +215,6 @@ def _softmax(make: type[Softmax] | type[LogSoftmax]) -> Row:
     return row
 
 
-def _safe_softmax(given: Given) -> str:
-    """Torch's own operator, which attention is found by: it makes zeros of a row that sees nothing."""
-    src = given.tensor("self")
-    if given.result.dtype != given.type_of(src).dtype:
-        raise LeftError(Why.DTYPE, given.result)
-    if int(given.number("dim")) % len(given.shape(src)) != len(given.shape(src)) - 1:
-        raise LeftError(Why.NOT_IN_TABLE, "a safe softmax over another axis than the last")
-    return given.add(Foreign(SAFE_SOFTMAX, (), (given.result,)), src)
-
-
-def _attention(given: Given) -> str:
-    if given.number("dropout_p"):
-        raise LeftError(Why.FORMULA, "attention with dropout")
-    query, key, value = (given.tensor(name) for name in ("query", "key", "value"))
-    if not given.argument("enable_gqa") and given.shape(query)[1:2] != given.shape(key)[1:2]:
-        raise LeftError(Why.SHAPE, f"{given.type_of(query)} and {given.type_of(key)}")
-    mask = given.maker("attn_mask")
-    scale = given.number("scale") if given.has("scale") else 0.0
-    op = Attention(is_causal=given.argument("is_causal"), scale=scale)
-    return attention(given, (query, key, value), None if mask is None else given.value(mask), op)
-
-
 def _reshape(given: Given) -> str:
     src, shape = given.tensor("self"), given.result.shape
     if shape is None:
@@ -367,13 +344,13 @@ TABLE: dict[Any, Row] = {
     aten.rms_norm.default: _rows(RmsNorm, ("weight",), True),
     aten.softmax.int: _softmax(Softmax),
     aten._softmax.default: _softmax(Softmax),
-    aten._safe_softmax.default: _safe_softmax,
+    aten._safe_softmax.default: safe_softmax,
     aten.log_softmax.int: _softmax(LogSoftmax),
     aten._log_softmax.default: _softmax(LogSoftmax),
     aten.group_norm.default: _group_norm("num_groups"),
     aten.native_group_norm.default: _group_norm("group"),
     aten.instance_norm.default: _instance_norm,
-    aten.scaled_dot_product_attention.default: _attention,
+    aten.scaled_dot_product_attention.default: attention,
     aten.view.default: _reshape,
     aten.reshape.default: _reshape,
     aten._unsafe_view.default: _reshape,
