@@ -217,3 +217,15 @@ def test_an_array_is_bound_by_its_name() -> None:
     with pytest.raises(ArgumentError, match=r"want Arguments\(plan\), got an ndarray; operands by name"):
         compiled.bind(bias)  # type: ignore[arg-type]
     assert (compiled.bind(bias=bias)(src) == 1).all()
+
+
+@pytest.mark.parametrize("src", ["f32[4x16]", "f32[2x8x16]", "f32[1x3x5x16]"])
+@pytest.mark.parametrize("target", ["cpu:avx2", "triton:sm_90"])
+def test_a_split_is_not_vain_where_its_parts_are_taken(src: str, target: str) -> None:
+    """A layout for a template that would refuse the operator too is told behind it."""
+    refused = refused_by(f"{src} -> linear(8) -> rotary", target)
+    first = refused.refusals[0]
+    assert (first.reason, first.operator) == (Reason.PARTS_OF_FEATURES, 1)
+    assert refused.advice(first) == first.remedy
+    before = str(refused).partition(first.code)[0]
+    assert not [each for each in Reason if f"[{each.code}]" in before]

@@ -11,7 +11,7 @@ from typing import Any
 
 from fuseplan.messages.elsewhere import Answers, folded
 from fuseplan.messages.excerpt import Span, bounded, operator_span, underlined
-from fuseplan.messages.reasons import Refusal, named
+from fuseplan.messages.reasons import Refusal, named, splits
 
 LIKE = 0.6  # share of letters in common from which on a name may be a typing mistake of another
 MOST_TYPED = 40  # letters of a word; a longer one is no typing mistake, and comparing takes their square
@@ -130,9 +130,12 @@ class Unsupported(FuseplanError):  # noqa: N818 - it is an answer more than an e
         return "\n".join(self._lines())
 
     def advice(self, refusal: Refusal) -> str | None:
-        """The refusal's remedy; None for a vain one: it names a rule or template that refused as well."""
-        vain = any(each.tried in named(refusal.remedy) for each in self.refusals)
-        return None if vain else refusal.remedy
+        """The refusal's remedy; None for a vain one: it names a rule or template that refused as well.
+
+        That is not vain where the remedy splits the plan: the name is of what takes a part.
+        """
+        refused = any(each.tried in named(refusal.remedy) for each in self.refusals)
+        return None if refused and not splits(refusal.remedy) else refusal.remedy
 
     def _lines(self) -> Iterator[str]:
         yield super().__str__()

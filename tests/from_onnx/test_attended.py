@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import helper
+from onnx import TensorProto, helper
 
 from from_onnx.test_model import RNG, check, plans
 from onnx_models import model
@@ -180,3 +180,28 @@ def test_rows_without_a_key_are_zeros() -> None:
     assert plans(ours, arrays)[0].endswith("attention(bias_axes=st)")
     (made,) = ours.run(None, arrays)
     assert not made[:, :, 0].any()
+
+
+@pytest.mark.parametrize("lowest", [np.finfo(np.float32).min, -1e4, -np.inf])
+def test_a_choice_between_finite_numbers_hides_no_query(lowest: float) -> None:
+    """A query whose scores are all moved to the lowest number sees all keys alike, as ONNX's softmax does."""
+    stored = STORED | {"far": np.float32(lowest).reshape(1), "near": np.zeros(1, np.float32)}
+    nodes = [
+        node("Where", "seen near far", "chosen"),
+        node("Unsqueeze", "chosen first", "m"),
+        *turned(),
+        *scaled_twice(),
+        node("Add", "scores m", "masked"),
+        *weighed("masked", zeros=False),
+    ]
+    made = model(nodes, QKV | {"seen": (5, 5)}, ["y"], stored | {"first": np.zeros(1, np.int64)})
+    (seen,) = (each for each in made.graph.input if each.name == "seen")
+    seen.type.tensor_type.elem_type = TensorProto.BOOL
+    is_hidden = np.tri(5, k=-1, dtype=bool)  # the first query sees nothing
+    arrays = given(QKV) | {"seen": is_hidden if np.isfinite(lowest) else np.tri(5, dtype=bool)}
+    ours = check(made, arrays)
+    assert any("attention" in each for each in plans(ours, arrays)) is bool(np.isfinite(lowest))
+    (got,) = ours.run(None, arrays)
+    if lowest == np.finfo(np.float32).min:
+        mean = arrays["v"].mean(2)
+        np.testing.assert_allclose(got[:, :, 0], mean, rtol=1e-4, atol=1e-5)

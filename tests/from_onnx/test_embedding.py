@@ -74,3 +74,40 @@ def test_columns_are_left_to_onnx() -> None:
     x = RNG.integers(0, 7, (2, 5))
     np.testing.assert_array_equal(ours.run(None, {"x": x})[0], TABLE[:, x])
     assert not [plan for plan in plans(ours, {"x": x}) if "embedding" in plan]
+
+
+@pytest.mark.parametrize("rows", [7, 9])
+def test_factors_of_features_are_not_those_of_rows(rows: int) -> None:
+    """A product takes a factor of its features into its weight; a table's first axis has rows."""
+    table, factor = RNG.standard_normal((rows, 7)).astype(np.float32), ADDED[0, 0]
+    nodes = [
+        helper.make_node("Gather", ["table", "x"], ["rows"], "rows"),
+        helper.make_node("Mul", ["rows", "factor"], ["scaled"], "scaled"),
+        helper.make_node("Add", ["scaled", "factor"], ["y"], "y"),
+    ]
+    made = model(nodes, {"x": (2, 5)}, ["y"], {"table": table, "factor": factor})
+    made.graph.input[0].type.tensor_type.elem_type = TensorProto.INT64
+    x = RNG.integers(0, rows, (2, 5))
+    ours = fuseplan.onnx.load(made, threads=1)
+    np.testing.assert_allclose(ours.run(None, {"x": x})[0], table[x] * factor + factor, rtol=1e-6, atol=1e-6)
+    assert plans(ours, {"x": x})[0].endswith("-> scale -> bias")
+
+
+def test_rows_are_normalized_in_the_kernel_that_reads_them() -> None:
+    nodes = [
+        *proto((2, 5)).graph.node,
+        helper.make_node("LayerNormalization", ["y", "scale"], ["z"], "z"),
+    ]
+    added = np.broadcast_to(ADDED, (2, 5, 7)).copy()
+    scale = RNG.standard_normal(7).astype(np.float32)
+    made = model(nodes, {"x": (2, 5), "w": (2, 5, 7)}, ["z"], {"table": TABLE, "scale": scale})
+    made.graph.node[1].input[1] = "w"
+    made.graph.input[0].type.tensor_type.elem_type = TensorProto.INT64
+    x, (mean, spread) = RNG.integers(0, 11, (2, 5)), (np.mean, np.std)
+    want = (TABLE[x] + added).astype(np.float64)
+    want = (want - mean(want, -1, keepdims=True)) / np.sqrt(spread(want, -1, keepdims=True) ** 2 + 1e-5)
+    ours = fuseplan.onnx.load(made, threads=1)
+    (got,) = ours.run(None, {"x": x, "w": added})
+    np.testing.assert_allclose(got, want * scale, rtol=1e-5, atol=1e-5)
+    (plan,) = plans(ours, {"x": x, "w": added})
+    assert plan.startswith("i64[2x5] -> embedding(11, features=7, from_end=True) -> add -> layer_norm")

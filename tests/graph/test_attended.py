@@ -169,7 +169,7 @@ def test_a_mask_that_hides_all_keys_gives_zeros() -> None:
 
 
 LEFT = {
-    "a mask of which nothing is known": (BARE, Why.FORMULA),
+    "a mask of which nothing is known": (BARE, Why.UNGUARDED),
     "weights are an output": ([("output y", "output y\noutput p")], Why.EXTERNAL_CONSUMER),
     "scores are an output": ([("output y", "output y\noutput s")], Why.EXTERNAL_CONSUMER),
     "values are scaled": (

@@ -10,11 +10,15 @@ import pytest
 import torch
 from torch import fx, nn
 from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import fuseplan.torch
+from fuseplan.graph.ops import SAFE_SOFTMAX
 from fuseplan.kernels.target import parse_target
 from fuseplan.torch import cutting
+from fuseplan.torch.reader import read
 
 Mask = Callable[[int, torch.dtype], torch.Tensor]
 
@@ -169,3 +173,70 @@ def test_attention_on_a_gpu_is_left_to_torch_where_that_is_faster(
         cut = cutting.fused(module, torch.device("cuda"), is_built=False).cut
     left = [reason.why.code for reason in cut.left.values()]
     assert (left or ["fused"], len(cut.sites)) == ([state], int(state == "fused"))
+
+
+def _in_pieces(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor
+) -> torch.Tensor:
+    with sdpa_kernel(SDPBackend.MATH):
+        made: torch.Tensor = functional.scaled_dot_product_attention(query, key, value, mask)
+    return made
+
+
+@pytest.mark.parametrize("is_boolean", [False, True])
+def test_torchs_pieces_with_a_mask_of_run_time_are_attention(is_boolean: bool) -> None:
+    """Torch's safe softmax and attention give zeros for a query that sees no key."""
+    torch.manual_seed(0)
+    heads = [torch.randn(2, 3, 5, 8) for _ in range(3)]
+    seen = torch.rand(2, 1, 5, 5) < 0.5
+    seen[:, :, 2], seen[:, :, 3] = False, True
+    mask = seen if is_boolean else torch.where(seen, torch.randn(2, 1, 5, 5), -torch.inf)
+    graph = make_fx(_in_pieces, tracing_mode="fake")(*heads, mask)
+    assert any(each.target is torch.ops.aten._safe_softmax.default for each in graph.graph.nodes)
+    made = cutting.fused(graph, torch.device("cpu"))
+    assert [str(site.plan) for site in made.cut.sites] == ["f32[2x3x5x8] -> attention(bias_axes=bst)"]
+    got = made.module(*heads, mask)
+    query, key, value = (each.double() for each in heads)
+    want = _in_pieces(query, key, value, mask if is_boolean else mask.double())
+    torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-6)
+    assert not got[:, :, 2].any()
+
+
+def test_a_safe_softmax_by_itself_is_torchs() -> None:
+    def softmaxes(src: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        safe = torch.ops.aten._safe_softmax
+        return safe(src, -1), safe(src, 0), safe(src, 1, torch.float64)
+
+    src = torch.randn(3, 4)
+    src[1], src[:, 2] = -torch.inf, -torch.inf
+    graph = make_fx(softmaxes, tracing_mode="fake")(src)
+    made = cutting.fused(graph, torch.device("cpu"))
+    assert not made.cut.sites
+    assert [reason.code for reason in made.cut.left.values()] == ["not-in-table", "not-in-table", "dtype"]
+    for got, want in zip(made.module(src), softmaxes(src), strict=True):
+        assert torch.equal(got, want)
+    (last,) = (each for each in made.cut.graph.nodes if each.op.word == SAFE_SOFTMAX)
+    (exact,) = last.op.evaluate([src.double().numpy()])
+    torch.testing.assert_close(torch.from_numpy(exact), softmaxes(src.double())[0])
+
+
+def test_a_safe_softmax_on_a_gpu_stays_in_pieces() -> None:
+    """A kernel there takes f32's lowest number for minus infinity, and would give zeros for a hidden row."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        heads = [torch.empty(2, 3, 5, 8, device="cuda") for _ in range(3)]
+        graph = make_fx(_in_pieces, tracing_mode="fake")(*heads, torch.empty(5, 5, device="cuda"))
+    (node,) = (each for each in read(graph).graph.nodes if "_safe_softmax" in each.op.word)
+    assert node.op.word != SAFE_SOFTMAX
+    assert str(node.why).endswith("a safe softmax on a GPU, whose mask may be the lowest number")
+
+
+def test_a_mask_of_the_lowest_number_hides_no_key_from_a_hidden_query() -> None:
+    torch.manual_seed(0)
+    heads, mask = [torch.randn(1, 2, 5, 8) for _ in range(3)], torch.zeros(5, 5)
+    mask[2], mask[4, :3] = torch.finfo(torch.float32).min, torch.finfo(torch.float32).min
+    graph = make_fx(_in_pieces, tracing_mode="fake")(*heads, mask)
+    made = cutting.fused(graph, torch.device("cpu"))
+    assert [str(site.plan) for site in made.cut.sites] == ["f32[1x2x5x8] -> attention(bias_axes=st)"]
+    got, want = made.module(*heads, mask), _in_pieces(heads[0], heads[1], heads[2], mask)
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(got[:, :, 2], heads[2].mean(2), rtol=1e-4, atol=1e-5)

@@ -13,6 +13,7 @@ from fuseplan.graph.graph import Graph
 from fuseplan.graph.layer import Layer
 from fuseplan.graph.node import Node
 from fuseplan.graph.ops import Foreign, Slice
+from fuseplan.graph.type import FLOATS
 from fuseplan.graph.why import Reason
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.ops.activation import Identity
@@ -41,7 +42,8 @@ def as_it_lies(
         on: the site for another src.
     """
     src, dst = site.plan.src, site.plan.output
-    if not src.is_channels_last or src.rank < 3 or not _is_alone(site, graph):
+    is_kept = src.dtype not in FLOATS or not src.is_channels_last or src.rank < 3  # indices lie as they do
+    if is_kept or not _is_alone(site, graph):
         return site
     moved = [src] if site.src not in last else []
     moved += [dst] if site.dst in graph.outputs and site.dst not in last else []

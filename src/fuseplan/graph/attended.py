@@ -16,7 +16,7 @@ from fuseplan.graph.layer import Layer
 from fuseplan.graph.node import Node, told
 from fuseplan.graph.norms import expression_of, in_order, leaves
 from fuseplan.graph.op import GraphOp, Tensor
-from fuseplan.graph.ops import PRODUCTS, VIEWS, Foreign, Reshape
+from fuseplan.graph.ops import PRODUCTS, SAFE_SOFTMAX, VIEWS, Foreign, Reshape
 from fuseplan.graph.pads import Anchor
 from fuseplan.graph.type import Type
 from fuseplan.graph.why import Reason, Why
@@ -71,8 +71,9 @@ def anchors(graph: Graph, node: Node) -> Iterator[Anchor] | Reason:
     """The attention that ends with a node: without a mask that places tell where it can be, then with it.
 
     The scores may be scaled, as a product or in its factors, a mask may be added, and a softmax that is NaN
-    may be replaced by zeros: it is that of a query that sees no key, for which attention gives zeros. Key and
-    value may be views of heads in any order, each of which several queries read.
+    may be replaced by zeros, or be torch's safe one: NaN is that of a query that sees no key, for which
+    attention gives zeros. Key and value may be views of heads in any order, each of which several queries
+    read.
 
     Nothing where the node is no product of a softmax; why there is none where it is.
     """
@@ -85,7 +86,7 @@ def anchors(graph: Graph, node: Node) -> Iterator[Anchor] | Reason:
     dst = result[-1].outputs[0]
     is_guarded = any(isinstance(piece.op, Foreign) for piece in found)
     if scores.mask and not is_guarded and not _is_seeing(graph, scores.mask):
-        return Reason(Why.FORMULA, f"a softmax that is NaN where the mask {scores.mask} hides all keys")
+        return Reason(Why.UNGUARDED, scores.mask)
     outer = [
         name for piece in pieces for name in piece.outputs if name != dst and leaves(graph, name, pieces)
     ]
@@ -156,6 +157,8 @@ def _softmax(graph: Graph, name: str) -> tuple[Node, ...] | None:
         softmax, inner = _maker(graph, name)
         views = (*views, maker, nan, *inner)
         maker = softmax
+    if maker is not None and isinstance(maker.op, Foreign) and maker.op.operator == SAFE_SOFTMAX:
+        return (*views, maker)
     if maker is None or not isinstance(maker.op, Layer) or not isinstance(maker.op.op, Softmax):
         return None
     spec = maker.op.src([graph.types[each] for each in maker.inputs])
@@ -208,7 +211,21 @@ def _scaled(expression: Scalar) -> tuple[str, float]:
 def _is_seeing(graph: Graph, mask: str) -> bool:
     """Whether each query is known to see a key: a softmax of nothing but minus infinity is NaN."""
     array = graph.constants.get(mask)
-    return array is not None and bool((np.asarray(array, np.float64) > -np.inf).any(-1).all())
+    seen = (
+        _is_above(graph, mask) if array is None else (np.asarray(array, np.float64) > -np.inf).any(-1).all()
+    )
+    return bool(seen)
+
+
+def _is_above(graph: Graph, name: str) -> bool:
+    """Whether no element can be minus infinity: of constants, views, and choices between such values."""
+    array, maker = graph.constants.get(name), graph.made_by.get(name)
+    if array is not None:
+        return bool((np.asarray(array, np.float64) > -np.inf).all())
+    if maker is not None and isinstance(maker.op, VIEWS):
+        return _is_above(graph, maker.inputs[0])
+    is_choice = maker is not None and isinstance(maker.op, Foreign) and maker.op.operator == "onnx.Where"
+    return maker is not None and is_choice and all(_is_above(graph, each) for each in maker.inputs[1:])
 
 
 def _result(graph: Graph, node: Node) -> tuple[Node, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,6 +15,7 @@ from fuseplan.graph import attended, attention, layouts
 from fuseplan.graph.alternatives import as_it_lies, exact
 from fuseplan.graph.cut import Attempt, Cut, Site
 from fuseplan.graph.formulas import formula_of
+from fuseplan.graph.fronts import Front, fronts, spines, src_of
 from fuseplan.graph.gates import of_halves, of_two
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.horizontal import together
@@ -34,6 +34,7 @@ from fuseplan.graph.write import Bound, Stage, Unwritten, names_in, taken_up, wr
 from fuseplan.kernels.target import Target
 from fuseplan.kernels.template import Accuracy
 from fuseplan.language.tensor import TensorSpec
+from fuseplan.ops.activation import Identity
 from fuseplan.ops.matmul import Linear, Matmul, Product
 from fuseplan.plans.plan import FusionPlan
 
@@ -94,12 +95,13 @@ class _Finder:
     def find(self) -> None:
         self._rotations()
         self._attentions()
-        self._anchors("embedding", "contraction", "attention")
+        self._anchors("contraction", "attention")
         for found in filter(None, (spelled(self.graph, node) for node in self.graph.nodes)):
             if not any(id(node) in self.claimed for node in found.nodes):
                 layer = Layer(found.op)
                 self._anchored(Node(layer, (found.src,), (found.dst,)), layer, found.nodes)
         self._anchors("normalization")
+        self._anchors("embedding")
         for node in self.graph.nodes:
             if id(node) not in self.claimed and not isinstance(node.op, VIEWS):
                 self._alone(node)
@@ -147,8 +149,7 @@ class _Finder:
         if any(node.outputs[1:]):
             self.left[id(node)] = Reason(Why.FORMULA, f"{layer.word} has several results")
             return
-        known = self.graph.constants.keys() | self.weights
-        if "weight" in layer.keys and node.inputs[1] not in known:
+        if "weight" in layer.keys and node.inputs[1] not in self._known:
             self.left[id(node)] = Reason(Why.WEIGHT_NOT_CONSTANT, node.inputs[1])
             return
         given = [self.graph.types[name] for name in node.inputs]
@@ -203,8 +204,9 @@ class _Finder:
 
         def form(middle: list[Stage]) -> Site | Reason:
             for values, nodes, front in self._fronts(node, layer, pieces):
-                made = [*front, *middle]
-                site = self._site(src, made, (*nodes, *pieces, *region.nodes), values, region.head, ended)
+                made, whole = [*front, *middle], (*nodes, *pieces, *region.nodes)
+                read = src_of(self.graph, values, made, src)
+                site = self._site(read, made, whole, values, region.head, ended)
                 if isinstance(site, Site):
                     return site
             return site
@@ -265,26 +267,18 @@ class _Finder:
             return Stage(Linear(op.features, precision=op.precision), {"weight": weight.T})
         return Stage(op, operands)
 
-    def _fronts(
-        self, node: Node, layer: Layer, pieces: tuple[Node, ...]
-    ) -> Iterator[tuple[str, tuple[Node, ...], list[Stage]]]:
-        """What may stand in front of an anchor: the value read, nodes and stages; at last, nothing."""
+    def _fronts(self, node: Node, layer: Layer, pieces: tuple[Node, ...]) -> Iterator[Front]:
+        """What may stand in front of an anchor; at last, nothing."""
         name = node.inputs[0]
-        maker = self.graph.made_by.get(name)
-        inside = {id(piece) for piece in pieces}
-        is_own = name not in self.graph.outputs and {*map(id, self.graph.readers[name])} <= inside
-        if layer.op.kind == "normalization" and is_own and maker is not None:
-            spec = layer.src([self.graph.types[each] for each in node.inputs])
-            found = (
-                region
-                for spine in self._spines(maker)
-                for region in regions(self.graph, spine, self.claimed, is_inside=False)
-                if region.head == name
-            )
-            for region in found:
-                with contextlib.suppress(Unwritten):
-                    yield region.start, region.nodes, written(self.graph, region, spec, self.rules)
-        yield name, (), []
+        if layer.op.kind != "normalization":
+            return iter([(name, (), [])])
+        spec = layer.src([self.graph.types[each] for each in node.inputs])
+        return fronts(self.graph, name, pieces, spec, self.claimed, self._known, self.rules)
+
+    @property
+    def _known(self) -> Collection[str]:
+        """Constants and weights."""
+        return self.graph.constants.keys() | self.weights
 
     def _alone(self, node: Node) -> None:
         """The site of formulas without a contraction or statistics."""
@@ -293,7 +287,7 @@ class _Finder:
             self.left.setdefault(id(node), reason)
             return
         reasons = []
-        for spine in self._spines(node):
+        for spine in spines(self.graph, node, self._known):
             for region in regions(self.graph, spine, self.claimed, is_inside=False):
                 if not any(each is node for each in region.nodes):
                     continue
@@ -318,14 +312,6 @@ class _Finder:
             return Reason(Why.SHAPE, str(made))
         return None if formula_of(self.graph, node) else Reason(Why.NO_PLAN, node.op.word)
 
-    def _spines(self, node: Node) -> list[str]:
-        """The inputs that may be src of a plan of formulas."""
-        whole = self.graph.types[node.outputs[0]].shape
-        names = [name for name in filter(None, node.inputs) if self.graph.types[name].shape == whole]
-        return [
-            name for name in dict.fromkeys(names) if name not in self.graph.constants.keys() | self.weights
-        ]
-
     def _pointwise(self, region: Region) -> Site | Reason:
         reason = Reason(Why.FORMULA)
         for spec in layouts.readings(self.graph.types[region.start]):
@@ -334,6 +320,7 @@ class _Finder:
             except Unwritten as error:
                 reason = self._no(region.nodes, error.reason)
                 continue
+            stages = stages or [Stage(Identity())]
             found = self._site(spec, stages, region.nodes, region.start, region.head, region.ended)
             if isinstance(found, Site):
                 return found

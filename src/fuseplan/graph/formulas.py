@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from fuseplan.errors import PlanError
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.layer import Layer
 from fuseplan.graph.node import Node
 from fuseplan.graph.ops import LEAVES, Map
+from fuseplan.graph.type import Type
 from fuseplan.op import Elementwise
-from fuseplan.scalar import REBUILD, Scalar, const, fold, indices_of, leaf
+from fuseplan.scalar import REBUILD, Scalar, call, const, fold, indices_of, leaf
 
 Axes = tuple[int, ...]
+# The second argument with which a function gives the first, each bit of it: x + 0 makes +0 of -0.
+NEUTRAL = {"add": const(-0.0), "sub": const(0.0), "mul": const(1.0), "div": const(1.0), "pow": const(1.0)}
+
+
+def _exact(fn: str, x: Scalar, y: Scalar) -> Scalar:
+    """A function of two expressions; one of them, where the other changes nothing."""
+    if y == NEUTRAL[fn]:
+        return x
+    return y if fn in ("add", "mul") and x == NEUTRAL[fn] else call(fn, x, y)
+
+
+EXACT: dict[str, Callable[..., Scalar]] = {**REBUILD, **{fn: partial(_exact, fn) for fn in NEUTRAL}}
 
 
 @dataclass(frozen=True)
@@ -44,10 +59,43 @@ def _of_map(graph: Graph, node: Node, op: Map) -> Formula | None:
     shape = graph.types[node.outputs[0]].shape or ()
     axes = {name: trailing(graph.types[name].shape or (), shape) for name in node.inputs}
     try:
-        meanings = {letter: _leaf(graph, name) for letter, name in zip(LEAVES, node.inputs, strict=False)}
-        return Formula(fold(op.expression, meanings, REBUILD), axes)
+        meanings = {
+            letter: _leaf(graph.constants, name) for letter, name in zip(LEAVES, node.inputs, strict=False)
+        }
+        return Formula(fold(op.expression, meanings, EXACT), axes)
     except PlanError:
-        return None  # a constant is NaN, or the formula too large for a kernel
+        return None
+
+
+def unchanged(
+    op: Map, inputs: Sequence[str], types: Sequence[Type], constants: Mapping[str, Any]
+) -> str | None:
+    """The input that a formula gives as it is, each bit of it; None where it gives another value.
+
+    Args:
+        op: the formula.
+        inputs: names of values.
+        types: of the inputs.
+        constants: arrays by name; those of one element are numbers in the formula.
+    """
+    try:
+        expression = _read(op, inputs, constants)
+    except PlanError:
+        return None
+    name = str(expression.args[0]) if expression.fn == "leaf" else None
+    (made,) = op.infer(types)
+    is_same = name in inputs and types[inputs.index(name)].shape == made.shape
+    return name if is_same else None
+
+
+def _read(op: Map, inputs: Sequence[str], constants: Mapping[str, Any]) -> Scalar:
+    """The formula over leaves named as the inputs.
+
+    Raises:
+        PlanError: a constant is NaN, or the formula too large for a kernel.
+    """
+    meanings = {letter: _leaf(constants, name) for letter, name in zip(LEAVES, inputs, strict=False)}
+    return fold(op.expression, meanings, EXACT)
 
 
 def _of_layer(graph: Graph, node: Node, layer: Layer, op: Elementwise) -> Formula | None:
@@ -57,7 +105,7 @@ def _of_layer(graph: Graph, node: Node, layer: Layer, op: Elementwise) -> Formul
     src = layer.src(given)
     axes = {node.inputs[0]: spread(src.shape, range(src.rank))}
     operands = {each.name: each for each in op.operands(src)}
-    meanings = {"x": _leaf(graph, node.inputs[0])}
+    meanings = {"x": _leaf(graph.constants, node.inputs[0])}
     for key, name in zip(layer.keys, node.inputs[1:], strict=True):
         found = spread(src.shape, operands[key].axes)
         if axes.setdefault(name, found) != found:
@@ -67,9 +115,9 @@ def _of_layer(graph: Graph, node: Node, layer: Layer, op: Elementwise) -> Formul
     return Formula(fold(op.formula(), meanings, REBUILD), axes, op)
 
 
-def _leaf(graph: Graph, name: str) -> Scalar:
+def _leaf(constants: Mapping[str, Any], name: str) -> Scalar:
     """A value as a leaf; a constant of one element as a number."""
-    array = graph.constants.get(name)
+    array = constants.get(name)
     return leaf(name) if array is None or array.size != 1 else const(float(array.reshape(())))
 
 

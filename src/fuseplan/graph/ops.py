@@ -326,8 +326,21 @@ class Foreign(GraphOp):
 
 
 PRODUCTS = ("onnx.MatMul", "torch.aten.matmul.default", "torch.aten.bmm.default")  # of stacks of matrices
+SAFE_SOFTMAX = (
+    "torch.aten._safe_softmax.last"  # torch's, over the last axis: zeros where nothing is above -inf
+)
+
+
+def _safe_softmax(scores: Tensor) -> Tensor:
+    largest = np.max(scores, -1, keepdims=True)
+    powers = np.exp(wide(scores) - np.where(largest == -np.inf, 0, largest))
+    sums = powers.sum(-1, keepdims=True)
+    return np.asarray(powers / np.where(largest == -np.inf, 1, sums)).astype(scores.dtype)
+
+
 MEANINGS: dict[str, Any] = {
     **dict.fromkeys(PRODUCTS, np.matmul),
+    SAFE_SOFTMAX: _safe_softmax,
     "onnx.IsNaN": np.isnan,
     "onnx.Where": np.where,
 }

@@ -346,7 +346,7 @@ def taken_up(stages: list[Stage]) -> list[Stage]:
     """A contraction whose constant weight, and a bias, have taken up the linear stages behind it."""
     centre, *behind = stages
     weight = centre.operands.get("weight")
-    is_shared = not (isinstance(centre.op, Product) and centre.op.batched)
+    is_shared = centre.op.kind == "contraction" and not (isinstance(centre.op, Product) and centre.op.batched)
     if not isinstance(weight, np.ndarray) or not is_shared:
         return stages
     made, bias, rest = folded(behind, weight, weight.shape[0])

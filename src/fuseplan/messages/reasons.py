@@ -362,6 +362,11 @@ def first_refusal(claims: Iterable[Claim], tried: str = "") -> Refusal | None:
     return None
 
 
+def splits(remedy: str) -> bool:
+    """Whether a remedy makes several plans of the plan: a template that it names takes one of these."""
+    return "Split the plan" in remedy or "plan of its own" in remedy
+
+
 def named(remedy: str) -> tuple[str, ...]:
     """The rules and templates that a remedy names as alternatives."""
     return tuple(re.findall(r"`(\w+)`", remedy))

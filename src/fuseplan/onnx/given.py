@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from onnx import helper
 
+from fuseplan.graph.formulas import unchanged
 from fuseplan.graph.layer import Layer
 from fuseplan.graph.node import Node, Parts
 from fuseplan.graph.op import GraphOp, Tensor
@@ -147,8 +148,10 @@ class Given:
         return self.add(Layer(op), *inputs)
 
     def formula(self, text: str, *inputs: str) -> str:
-        """Adds a formula of leaves a, b, c, .."""
-        return self.add(Map(text), *inputs)
+        """Adds a formula of leaves a, b, c, ..; nothing where it gives one of the inputs as it is."""
+        op = Map(text)
+        types = [self.type_of(each) for each in inputs]
+        return unchanged(op, inputs, types, self._parts.constants) or self.add(op, *inputs)
 
     def activation(self, op: Op) -> str:
         """Adds an elementwise operator on the first input; its formula, where plans lack the rank."""

@@ -9,6 +9,7 @@ import numpy as np
 from fuseplan.errors import PlanError
 from fuseplan.language.declarations import Array, Beside, count, operand, word
 from fuseplan.language.dtypes import FACTORS
+from fuseplan.language.fields import refused
 from fuseplan.language.layouts import ROWS
 from fuseplan.language.tensor import Dense, TensorSpec
 from fuseplan.op import Given, Op, operator
@@ -31,7 +32,8 @@ class Embedding(Op):
     where torch stops the whole process; exported kernels for CPUs do the same. No memory beside the table is
     read.
 
-    weight: (rows, features), of `dtype`, read where the caller has it.
+    weight: (rows, features), of `dtype`, read where the caller has it. In gradients of torch's, the row
+    `padding` has none, as with torch's padding_idx; -1 is no row. Its elements are read like any other's.
     """
 
     kind = "elementwise"
@@ -42,7 +44,13 @@ class Embedding(Op):
     features: int = count()
     dtype: str = word(FACTORS, default="f32")
     from_end: bool = False
+    padding: int = -1
     weight = operand(lambda op, src: Beside(Dense((op.rows, op.features), op.dtype)))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not -1 <= self.padding < self.rows:
+            raise refused(self.name, "padding", "must be a row of the table, or -1", got=self.padding)
 
     def check_dtype(self, src: TensorSpec) -> None:
         """Indices alone.

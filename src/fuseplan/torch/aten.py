@@ -13,18 +13,19 @@ from typing import Any
 
 import torch
 
-from fuseplan.graph.attention import attention
+from fuseplan.graph.layer import Layer
 from fuseplan.graph.ops import Expand, Permute, Reduce, Reshape
 from fuseplan.graph.why import Why
 from fuseplan.op import Op
 from fuseplan.ops import activation
 from fuseplan.ops.affine import BatchNorm, Bias
-from fuseplan.ops.attention import Attention
+from fuseplan.ops.embedding import INDICES, Embedding
 from fuseplan.ops.groups import GroupNorm, InstanceNorm
 from fuseplan.ops.matmul import Linear, Matmul
 from fuseplan.ops.pool import AVG_POOLS, MAX_POOLS
 from fuseplan.ops.reductions import Amax, Amin, LogSoftmax, Mean, Softmax, Sum
 from fuseplan.ops.rows import LayerNorm, RmsNorm
+from fuseplan.torch.attending import attention, safe_softmax
 from fuseplan.torch.given import Given, LeftError
 from fuseplan.torch.gradients import GRADIENTS
 from fuseplan.torch.ranges import SPLITS, joined, part, sliced
@@ -139,6 +140,19 @@ def _addmm(given: Given) -> str:
     return given.formula("a + b", made, bias)
 
 
+def _embedding(given: Given) -> str:
+    """Rows of a table. A gradient by the counts of indices, or without the table's other rows, is torch's."""
+    if given.argument("scale_grad_by_freq") or given.argument("sparse"):
+        raise LeftError(Why.NOT_IN_TABLE, "embedding with scale_grad_by_freq or sparse")
+    weight, indices = given.tensor("weight"), given.value(given.argument("indices"))
+    rows, features = given.shape(weight)
+    if given.type_of(indices).dtype not in INDICES or not given.result.is_spec:
+        raise LeftError(Why.SHAPE, f"{given.type_of(indices)}, rows of {given.type_of(weight)}")
+    padding = int(given.number("padding_idx"))
+    op = Embedding(rows, features, dtype=given.type_of(weight).dtype, padding=padding)
+    return given.add(Layer(op), indices, weight)
+
+
 def _batch_norm(given: Given) -> str:
     if "training" in given.names and given.argument("training"):
         raise LeftError(Why.NOT_IN_TABLE, "batch norm in training")
@@ -199,18 +213,6 @@ def _softmax(make: type[Softmax] | type[LogSoftmax]) -> Row:
         return given.layer(make(-1 if axis == rank - 1 else axis), src)
 
     return row
-
-
-def _attention(given: Given) -> str:
-    if given.number("dropout_p"):
-        raise LeftError(Why.FORMULA, "attention with dropout")
-    query, key, value = (given.tensor(name) for name in ("query", "key", "value"))
-    if not given.argument("enable_gqa") and given.shape(query)[1:2] != given.shape(key)[1:2]:
-        raise LeftError(Why.SHAPE, f"{given.type_of(query)} and {given.type_of(key)}")
-    mask = given.maker("attn_mask")
-    scale = given.number("scale") if given.has("scale") else 0.0
-    op = Attention(is_causal=given.argument("is_causal"), scale=scale)
-    return attention(given, (query, key, value), None if mask is None else given.value(mask), op)
 
 
 def _reshape(given: Given) -> str:
@@ -334,6 +336,7 @@ TABLE: dict[Any, Row] = {
     aten.linear.default: _linear,
     aten.mm.default: lambda given: _product(given, "self", "mat2"),
     aten.addmm.default: _addmm,
+    aten.embedding.default: _embedding,
     aten.batch_norm.default: _batch_norm,
     aten._native_batch_norm_legit_no_training.default: _batch_norm,
     aten.layer_norm.default: _rows(LayerNorm, ("weight", "bias"), False),
@@ -341,12 +344,13 @@ TABLE: dict[Any, Row] = {
     aten.rms_norm.default: _rows(RmsNorm, ("weight",), True),
     aten.softmax.int: _softmax(Softmax),
     aten._softmax.default: _softmax(Softmax),
+    aten._safe_softmax.default: safe_softmax,
     aten.log_softmax.int: _softmax(LogSoftmax),
     aten._log_softmax.default: _softmax(LogSoftmax),
     aten.group_norm.default: _group_norm("num_groups"),
     aten.native_group_norm.default: _group_norm("group"),
     aten.instance_norm.default: _instance_norm,
-    aten.scaled_dot_product_attention.default: _attention,
+    aten.scaled_dot_product_attention.default: attention,
     aten.view.default: _reshape,
     aten.reshape.default: _reshape,
     aten._unsafe_view.default: _reshape,

@@ -26,6 +26,7 @@ from fuseplan.plans.plan import FusionPlan
 from fuseplan.tensors.torch_tensors import DTYPES
 from fuseplan.torch.described import Described
 from fuseplan.torch.eager import Eager
+from fuseplan.torch.given import stands_for
 from fuseplan.torch.kernels import given_of, operators_text, target_of
 from fuseplan.torch.opening import points
 from fuseplan.torch.operator import launched
@@ -115,6 +116,10 @@ def _found(
     target, threads = target_of(device)
     module = fx.GraphModule(given, _copied(given.graph))
     found = read(module, joins)
+    for node, name in found.values.items():
+        maker = found.makers.get(name, node)
+        if maker is not node and found.graph.types[name].shape is not None and stands_for(maker, node):
+            node.replace_all_uses_with(maker)
     last = {name for name, node in found.makers.items() if _is_channels_last(node)}
     weights = _weights(found.graph)
     may = {"joins": joins, "ranges": ranges}

@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from torch import fx
 
+from fuseplan.graph.formulas import unchanged
 from fuseplan.graph.layer import Layer
 from fuseplan.graph.node import Node, Origin, line_of
 from fuseplan.graph.op import GraphOp
 from fuseplan.graph.ops import Map
-from fuseplan.graph.type import WORDS, Type
+from fuseplan.graph.type import FLOATS, WORDS, Type
 from fuseplan.graph.why import Reason, Why
 from fuseplan.op import Op
 from fuseplan.scalar import REBUILD, const, fold, leaf
@@ -143,10 +144,10 @@ class Given:
         """Adds an operator on values, and gives its result's name.
 
         Raises:
-            LeftError: the inputs have different dtypes, masks aside.
+            LeftError: the inputs have different dtypes, masks and indices aside.
         """
         types = [self.type_of(each) for each in inputs]
-        if len({each.dtype for each in types if each.dtype != "bool"}) > 1:
+        if len({each.dtype for each in types if each.dtype in FLOATS}) > 1:
             raise LeftError(Why.DTYPE, " and ".join(map(str, types)))
         name = f"{self.node.name}.{len(self.added)}"
         (self.made[name], *_) = op.infer(types)
@@ -164,8 +165,11 @@ class Given:
         return self.add(Layer(op), *inputs)
 
     def formula(self, text: str, *inputs: str) -> str:
-        """Adds a formula of leaves a, b, c, .."""
-        return self.add(Map(text), *inputs)
+        """Adds a formula of leaves a, b, c, ..; nothing where one of the inputs can stand for its value."""
+        op, types = Map(text), [self.type_of(each) for each in inputs]
+        same = unchanged(op, inputs, types, {})
+        givers = (each for each in self.node.all_input_nodes if self._values[each] == same)
+        return same if same and any(stands_for(each, self.node) for each in givers) else self.add(op, *inputs)
 
     def activation(self, op: Op, name: str) -> str:
         """Adds an elementwise operator of one value; its formula, where plans lack the rank."""
@@ -173,6 +177,20 @@ class Given:
             return self.layer(op, name)
         meanings = {"x": leaf("a")} | {each.name: const(each.value) for each in op.parameters()}
         return self.add(Map.of(fold(op.formula(), meanings, REBUILD)), name)  # type: ignore[attr-defined]
+
+
+def stands_for(other: fx.Node, node: fx.Node) -> bool:
+    """Whether a node of the same elements can take a node's place: nothing sees whose memory it is."""
+    one, same = (each.meta.get("val") for each in (other, node))
+    if not isinstance(one, torch.Tensor) or not isinstance(same, torch.Tensor):
+        return False
+    return one.stride() == same.stride() and all(map(_makes_new, node.users))
+
+
+def _makes_new(node: fx.Node) -> bool:
+    """Whether a node's results are new memory."""
+    returned = node.target._schema.returns if isinstance(node.target, torch._ops.OpOverload) else None
+    return returned is not None and not any(each.alias_info for each in returned)
 
 
 def _rounds(factors: str) -> bool:

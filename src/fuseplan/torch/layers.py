@@ -16,11 +16,13 @@ from fuseplan.op import Op
 from fuseplan.ops import activation
 from fuseplan.ops.affine import BatchNorm, Bias, Prelu
 from fuseplan.ops.conv import CONVOLUTIONS
+from fuseplan.ops.embedding import Embedding
 from fuseplan.ops.groups import GroupNorm, InstanceNorm
 from fuseplan.ops.matmul import Linear
 from fuseplan.ops.rows import LayerNorm, RmsNorm
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.plans.text import operator_text
+from fuseplan.tensors.torch_tensors import NAMES
 
 
 class Layer(NamedTuple):
@@ -49,6 +51,17 @@ def _bias(module: Any) -> Iterator[Layer]:
 def _linear(module: nn.Linear) -> Iterator[Layer]:
     yield Layer(Linear(module.out_features), module, ("weight",))
     yield from _bias(module)
+
+
+def _embedding(module: nn.Embedding) -> Iterator[Layer]:
+    settings = {"max_norm": None, "scale_grad_by_freq": False, "sparse": False}
+    for name, wanted in settings.items():
+        if getattr(module, name) != wanted:
+            raise _refused(module, f"{name}={getattr(module, name)}", f"{name}={wanted}")
+    dtype = NAMES.get(module.weight.dtype, str(module.weight.dtype))
+    padding = -1 if module.padding_idx is None else module.padding_idx
+    op = Embedding(module.num_embeddings, module.embedding_dim, dtype=dtype, padding=padding)
+    yield Layer(op, module, ("weight",))
 
 
 def _convolution(module: Any) -> Iterator[Layer]:
@@ -125,6 +138,7 @@ def _none(_: nn.Module) -> Iterator[Layer]:
 
 TABLE: dict[type[nn.Module], Layers] = {
     nn.Linear: _linear,
+    nn.Embedding: _embedding,
     nn.Conv1d: _convolution,
     nn.Conv2d: _convolution,
     nn.Conv3d: _convolution,

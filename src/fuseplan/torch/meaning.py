@@ -43,7 +43,10 @@ def evaluated(
             x = _contracted(step.op, step, x.to(src.dtype), weight).to(compute)
             continue
         if isinstance(step.op, Embedding):
+            compute = DTYPES[step.dst.compute_dtype]
             x = looked_up(step, step.op, src, tensors).to(compute)
+            if step.op.padding >= 0:
+                x = torch.where((src == step.op.padding)[..., None], x.detach(), x)
             continue
         if isinstance(step.op, Attending):
             x, made = attended(step, step.op, x, tensors)
