@@ -339,3 +339,8 @@ def test_a_call_names_what_is_missing() -> None:
 def test_a_text_that_is_no_backward_is_refused() -> None:
     with pytest.raises(PlanError, match="no graph of gradients"):
         Backward.parse("input x: f32[1x4]\ny = relu(x)\noutput y\n")
+
+
+def test_the_gradient_of_a_loss_reads_targets_of_the_losss_dtype() -> None:
+    made = FusionPlan.parse("f32[6x9] -> cross_entropy(index_dtype=i64)").backward()
+    assert "cross_entropy_backward(index_dtype=i64)" in str(made)

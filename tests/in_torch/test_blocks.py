@@ -267,3 +267,9 @@ def test_torch_compile_takes_a_module_whole(make: Callable[[], Any], given: tupl
     torch.save(module.state_dict(), buffer := io.BytesIO())
     buffer.seek(0)
     make().load_state_dict(torch.load(buffer))
+
+
+def test_a_target_of_64_bits_is_not_cut_to_32() -> None:
+    head = fused.LinearCrossEntropy(8, 5, reduction="none")
+    loss = head(torch.randn(3, 8), torch.tensor([0, 2**32, 2**32 - 100]))
+    assert loss.isnan().tolist() == [False, True, True]

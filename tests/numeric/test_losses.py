@@ -66,6 +66,8 @@ PLANS = (
     "[2x3x70, bsc] -> cross_entropy",
     "[9x77] -> cross_entropy_backward(label_smoothing=0.1, z_loss=0.01)",
     "[2x5x3x7, nhwc] -> cross_entropy_backward(ignore_index=1)",
+    "[9x77] -> cross_entropy(index_dtype=i64)",
+    "[9x77] -> cross_entropy_backward(index_dtype=i64)",
 )
 
 
@@ -75,6 +77,13 @@ def test_any_plan_and_dtype(dtype: str, plan: str) -> None:
     made = FusionPlan.parse(dtype + plan)
     for width in (16, 64):
         assert_close(forced(made, Reduction, narrowed(width)), random_arrays(made, 5), slack=64)
+
+
+def test_no_target_of_64_bits_is_taken_for_its_lower_bits() -> None:
+    compiled = forced(FusionPlan.parse("f32[5x7] -> cross_entropy(index_dtype=i64)"), Reduction, narrowed(32))
+    target = np.array([3, -100, 2**32, 2**32 - 100, 3 - 2**32])
+    loss = compiled(np.zeros((5, 7), np.float32), target=target).out
+    np.testing.assert_allclose(loss, [np.log(7), 0, np.nan, np.nan, np.nan], rtol=1e-6)
 
 
 @pytest.mark.parametrize("parts", [2, 3])

@@ -24,7 +24,7 @@ from fuseplan.plans.plan import FusionPlan
 from interpreted import assert_interpreted
 
 PLANS = (
-    "f32[5x19] -> linear(37) -> cross_entropy",
+    "f32[5x19] -> linear(37) -> cross_entropy(index_dtype=i64)",
     "bf16[37x40] -> linear(301) -> cross_entropy",
     "f16[130x24] -> linear(65) -> bias -> cross_entropy(label_smoothing=0.1, z_loss=0.001)",
     "f16[3x7x24, bsc] -> linear(67) -> cross_entropy(ignore_index=2)",

@@ -95,7 +95,7 @@ def _(op: LogSoftmax, walk: Walk, step: Step, chain: Chain) -> Chain:
 
 @gradient.register
 def _(op: CrossEntropy, walk: Walk, step: Step, chain: Chain) -> Chain:
-    back = CrossEntropyBackward(op.label_smoothing, op.ignore_index, op.z_loss)
+    back = CrossEntropyBackward(op.label_smoothing, op.ignore_index, op.z_loss, op.index_dtype)
     (lse,) = step.results
     wide = chain.then([Piece(Cast(lse.dtype))] if lse.dtype != step.dst.dtype else [])
     given = walk.operands(step) | {"lse": step.keys["lse"], "gradient": walk.stored(wide, step).start}

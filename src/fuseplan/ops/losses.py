@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from math import inf
 
 from fuseplan.errors import PlanError
-from fuseplan.language.declarations import PER, Beside
+from fuseplan.language.declarations import PER, Beside, word
 from fuseplan.language.extents import is_integer
 from fuseplan.language.fields import real, refused
 from fuseplan.language.reduction import INDEX, Statistic, SumExp
 from fuseplan.language.tensor import Dense, TensorSpec
 from fuseplan.messages.excerpt import shown
 from fuseplan.op import Op, operand, operator, result
+from fuseplan.ops.embedding import INDICES
 from fuseplan.ops.normalization import Keys, Normalization
 from fuseplan.scalar import Scalar, exp, leaf, log, scalar, where
 
@@ -21,7 +22,7 @@ IGNORED = -100
 
 def _target(op: OfLogits, src: TensorSpec) -> Beside:
     axes = PER["row"](src)
-    return Beside(Dense(tuple(src.shape[axis] for axis in axes), "i32"), axes)
+    return Beside(Dense(tuple(src.shape[axis] for axis in axes), op.index_dtype), axes)
 
 
 class OfLogits(Normalization):
@@ -31,6 +32,7 @@ class OfLogits(Normalization):
     label_smoothing: float
     ignore_index: int
     z_loss: float
+    index_dtype: str
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -88,8 +90,8 @@ class CrossEntropy(OfLogits):
     times the square of log(sum(exp(x))). Where target is `ignore_index`, the loss is 0; where it is no class
     otherwise, the loss is NaN.
 
-    target: src's shape without the classes, i32. Result lse, of that shape in the compute dtype:
-    log(sum(exp(x))), which the gradient reads.
+    target: src's shape without the classes, of `index_dtype`: i32 or i64.
+    Result lse, of that shape in the compute dtype: log(sum(exp(x))), which the gradient reads.
     """
 
     torch = "cross_entropy"
@@ -100,6 +102,7 @@ class CrossEntropy(OfLogits):
     label_smoothing: float = 0.0
     ignore_index: int = IGNORED
     z_loss: float = 0.0
+    index_dtype: str = word(INDICES, default="i32")
 
     def removes(self, src: TensorSpec) -> tuple[int, ...]:
         """The classes."""
@@ -133,7 +136,7 @@ class CrossEntropy(OfLogits):
     def samples(cls) -> Iterator[tuple[str, Op]]:
         """Each rank, both orders of the axes, every option."""
         yield "f32[3x5]", cls()
-        yield "f32[2x3x7]", cls(label_smoothing=0.25)
+        yield "f32[2x3x7]", cls(label_smoothing=0.25, index_dtype="i64")
         yield "f32[2x5x3x7, nhwc]", cls(ignore_index=2)
         yield "f32[2x3x11, bsc]", cls(z_loss=0.01, label_smoothing=0.5)
 
@@ -147,7 +150,7 @@ class CrossEntropyBackward(OfLogits):
     stand in the place of 1; `z_loss` z multiplies the exponential by 1 + 2*z*lse. Places whose target is
     ignored give 0. `out` may be the memory of the logits.
 
-    target: src's shape without the classes, i32. lse, gradient: the same shape.
+    target: src's shape without the classes, of `index_dtype`: i32 or i64. lse, gradient: the same shape.
     """
 
     overwrites = True
@@ -158,6 +161,7 @@ class CrossEntropyBackward(OfLogits):
     label_smoothing: float = 0.0
     ignore_index: int = IGNORED
     z_loss: float = 0.0
+    index_dtype: str = word(INDICES, default="i32")
 
     def reductions(self, keys: Keys, src: TensorSpec) -> tuple[Statistic, ...]:
         """None."""
@@ -177,7 +181,7 @@ class CrossEntropyBackward(OfLogits):
     def samples(cls) -> Iterator[tuple[str, Op]]:
         """As those of the loss."""
         yield "f32[3x5]", cls()
-        yield "f32[2x3x7]", cls(label_smoothing=0.25)
+        yield "f32[2x3x7]", cls(label_smoothing=0.25, index_dtype="i64")
         yield "f32[2x5x3x7, nhwc]", cls(ignore_index=2)
         yield "f32[2x3x11, bsc]", cls(z_loss=0.01, label_smoothing=0.5)
 

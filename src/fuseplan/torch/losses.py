@@ -11,6 +11,7 @@ from torch import nn
 
 from fuseplan.errors import ArgumentError, Unsupported
 from fuseplan.messages.excerpt import ARROW
+from fuseplan.ops.embedding import INDICES
 from fuseplan.ops.losses import CrossEntropy, CrossEntropyBackward
 from fuseplan.plans.text import operator_text
 from fuseplan.torch.blocks import autocast
@@ -76,10 +77,14 @@ class LinearCrossEntropy(nn.Linear):  # type: ignore[misc]
         super().__init__(in_features, out_features, bias, device, dtype)
         self.ignore_index, self.reduction = ignore_index, reduction
         product, options = f"linear({out_features})", (label_smoothing, ignore_index, z_loss)
-        self._texts = _Texts(
-            f"{product} {ARROW} bias" if bias else product,
-            operator_text(CrossEntropy(*options)),
-            operator_text(CrossEntropyBackward(*options)),
+        product = f"{product} {ARROW} bias" if bias else product
+        self._texts = tuple(
+            _Texts(
+                product,
+                operator_text(CrossEntropy(*options, indices)),
+                operator_text(CrossEntropyBackward(*options, indices)),
+            )
+            for indices in INDICES
         )
 
     def forward(self, src: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -96,10 +101,10 @@ class LinearCrossEntropy(nn.Linear):  # type: ignore[misc]
             raise ArgumentError(f"the target of LinearCrossEntropy: got {got}, want {want}")
         weights = [self.weight, *([] if self.bias is None else [self.bias])]
         src, *weights = autocast(src.reshape(-1, self.in_features), *weights)
-        texts = self._texts
+        texts = self._texts[target.dtype == torch.int64]
         if src.dtype.itemsize == 2:  # a loss of two bytes would lose what the logarithm has
             texts = texts._replace(loss=f"{texts.loss} {ARROW} cast(f32)")
-        made: torch.Tensor = _LinearCrossEntropy.apply(texts, target.reshape(-1).int(), src, *weights)
+        made: torch.Tensor = _LinearCrossEntropy.apply(texts, target.reshape(-1), src, *weights)
         if self.reduction == "none":
             return made.reshape(target.shape)
         total = made.sum()
