@@ -97,13 +97,9 @@ def _tanh_slope(x: Scalar) -> Scalar:
     return 4 * _sigmoid_slope(2 * x)
 
 
-def _abs_slope(x: Scalar) -> Scalar:
-    return where(x > 0, 1, where(x < 0, -1, 0))
-
-
 _OF_ONE: dict[str, Callable[[Scalar], Scalar]] = {
     "neg": lambda x: const(-1),
-    "abs": _abs_slope,
+    "abs": lambda x: where(x > 0, 1, where(x < 0, -1, 0)),
     "exp": exp,
     "expm1": exp,
     "log": lambda x: 1 / x,

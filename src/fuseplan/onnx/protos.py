@@ -47,7 +47,7 @@ def proto_of_type(made: Type) -> Any:
     return helper.make_tensor_type_proto(element, made.shape)
 
 
-def foreign(node: Any, opset: int, results: tuple[Type, ...]) -> Foreign:
+def foreign(node: Any, results: tuple[Type, ...]) -> Foreign:
     """An operator that ONNX runs, with its attributes; those that are no numbers and texts are bytes."""
     domain = f"{node.domain}." if node.domain not in ("", "ai.onnx") else ""
     attributes = tuple((each.name, _value(each)) for each in node.attribute)

@@ -254,7 +254,7 @@ class _Reader:
         is_readable = reason is None or reason.why is not Why.UNREADABLE
         if is_readable and any(each.name == "ceil_mode" and each.i for each in node.attribute):
             results = rounded_up(Given(node, self.parts, self.types, inputs), results)
-        op = foreign(node, self.opsets.get(node.domain, 1), results)
+        op = foreign(node, results)
         self.parts.nodes.append(Node(op, tuple(inputs), tuple(node.output), origin, reason))
         self.types |= {name: made for name, made in zip(node.output, results, strict=True) if name}
 

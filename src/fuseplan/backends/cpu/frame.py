@@ -53,7 +53,7 @@ class Frame:
         # LLVM has no instructions for vectors that are wider than those that the attributes tell.
         self.module = Module(_attributes(target), target.features if target.vector_bytes == _WIDEST else "")
         self._phases = 0
-        self._names = [_parameter_name(slot) for slot in self.slots]
+        self._names = [slot.key or slot.kind for slot in self.slots]
         parameters = [
             (PTR, "args"),
             (I64, "thread"),
@@ -173,10 +173,6 @@ def _slots(kernel: Kernel, *, workspace: bool) -> tuple[Slot, ...]:
 
 def _type(slot: Slot) -> str:
     return I64 if slot.kind == "extent" else PTR
-
-
-def _parameter_name(slot: Slot) -> str:
-    return slot.key or slot.kind
 
 
 def _attributes(target: Target) -> str:

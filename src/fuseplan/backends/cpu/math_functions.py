@@ -186,7 +186,7 @@ def power(b: Builder, x: Value, y: Value) -> Value:
     wide = b.convert("fpext", y, "double") * log(b, b.convert("fpext", size, "double"), WIDE)
     result = b.convert("fptrunc", exp(b, wide, WIDE), "float")
     whole, odd = _integer(b, y)
-    result = _negated(b, result, _both(b, odd, _is_signed(b, x)))
+    result = b.select(_both(b, odd, _is_signed(b, x)), -result, result)
     below = _both(b, b.compare("olt", x, 0.0), b.compare("ogt", x, -math.inf))
     result = b.select(_both(b, below, b.compare("une", whole, y)), math.nan, result)
     return b.select(_is_one(b, x, size, y), 1.0, result)
@@ -229,10 +229,6 @@ def _is_one(b: Builder, x: Value, size: Value, y: Value) -> Value:
 
 def _is_signed(b: Builder, x: Value) -> Value:
     return b.compare("slt", b.convert("bitcast", x, "i32"), 0)
-
-
-def _negated(b: Builder, x: Value, where: Value) -> Value:
-    return b.select(where, -x, x)
 
 
 def _both(b: Builder, left: Value, right: Value) -> Value:

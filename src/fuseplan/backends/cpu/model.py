@@ -64,6 +64,12 @@ def seconds(
     return max(flops / rate, moving) + phases * _PHASE_SECONDS
 
 
+def paid(moved: Traffic, target: Target, *, stream: bool) -> Traffic:
+    """The bytes that cost time: a plain store reads its line before it writes it, unless a cache has it."""
+    fetched = 0 if stream or moved.total < target.l3_bytes else moved.written
+    return Traffic(moved.read + fetched, moved.written, moved.workspace)
+
+
 def about(
     kernel: Kernel, holds: bool, reason: Reason, got: str | None = None, want: str | None = None
 ) -> Claim:

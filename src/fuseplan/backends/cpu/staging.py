@@ -263,12 +263,9 @@ class Stager:
             offset = source + (channel + i) * step + position
             x = self._read(offset, positions)
             rows.append(self.stages.apply(x, Place(offset, channel + i, False, positions), {}))
-        rows += [self._poison()] * (lanes - count)
+        rows += [Value(b, b.vector, "poison")] * (lanes - count)
         for i, column in enumerate(transposed(b, rows)[:positions]):
             b.store_first(column, b.at(begin, (position + i) * self.channels + channel), count)
-
-    def _poison(self) -> Value:
-        return Value(self.b, self.b.vector, "poison")
 
     # ---- any strides
 

@@ -98,10 +98,8 @@ class Normalization(CpuTemplate):
         return Traffic((_moved(kernel) if kept else passes) + small, written, partial)
 
     def seconds(self, kernel: Kernel, target: Target) -> float:
-        moved, lattice = self.traffic(kernel, target), self._lattice(kernel)
-        # A plain store reads its line before it writes it.
-        fetched = 0 if self.stream or moved.total < target.l3_bytes else moved.written
-        paid = Traffic(moved.read + fetched, moved.written, moved.workspace)
+        lattice = self._lattice(kernel)
+        paid = model.paid(self.traffic(kernel, target), target, stream=self.stream)
         tasks = _tasks(self, lattice, lanes(kernel, target))
         idle = -(-tasks // target.threads) * target.threads / tasks
         phases = 1 if self.whole else 2 * kernel.passes - 1

@@ -57,7 +57,7 @@ class Planes(model.SumOfProducts):
         plain = conv.is_matrix_product and conv.groups == 1
         yield model.about(kernel, plain, Reason.NOT_POINT_CONVOLUTION, conv.text)
         yield model.about(kernel, count > 1, Reason.NOT_POINT_CONVOLUTION, f"{count} position", "several")
-        yield claim(_has_planes(kernel.dst), Reason.CHANNELS_LAST, got=str(kernel.dst))
+        yield claim(kernel.dst.layout == short(kernel.dst.rank)[0], Reason.CHANNELS_LAST, got=str(kernel.dst))
         yield claim(is_in_planes(kernel.src), Reason.SCATTERED_POSITIONS, got=str(kernel.src))
 
     @classmethod
@@ -89,10 +89,6 @@ class Planes(model.SumOfProducts):
         images = conv.batch if conv.weight_per_batch else 1
         matrices = Reshape((images, conv.features, conv.channels))
         return matrices, Tiles(1, self.rows), Transpose((0, 1, 3, 2))
-
-
-def _has_planes(spec: TensorSpec) -> bool:
-    return spec.layout == short(spec.rank)[0]
 
 
 def _tiles(kernel: Kernel, target: Target) -> Iterator[tuple[int, int]]:

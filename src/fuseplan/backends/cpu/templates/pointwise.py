@@ -36,7 +36,6 @@ from fuseplan.kernels.target import Target
 from fuseplan.kernels.template import (
     Accuracy,
     Template,
-    Traffic,
     accuracy_claim,
     lanes,
     pointwise_claims,
@@ -89,10 +88,7 @@ class Pointwise(CpuTemplate):
                 yield candidate
 
     def seconds(self, kernel: Kernel, target: Target) -> float:
-        moved = self.traffic(kernel, target)
-        # A plain store reads its line before it writes it.
-        fetched = 0 if self.stream or moved.total < target.l3_bytes else moved.written
-        paid = Traffic(moved.read + fetched, moved.written)
+        paid = model.paid(self.traffic(kernel, target), target, stream=self.stream)
         return model.seconds(kernel, target, flops=kernel.flops, traffic=paid, efficiency=0.25)
 
     @staticmethod
@@ -188,7 +184,7 @@ class _Writer:
             raise ValueError(f"a part of a run is whole vectors of {self.lanes}, not {block} elements")
         return block
 
-    def _block_rows(self, units: Index, groups: int) -> Index:
+    def _block_rows(self, units: Index) -> Index:
         """Runs in a task, or groups of runs."""
         if isinstance(units, int):
             return self.knobs.block_rows
@@ -214,7 +210,7 @@ class _Writer:
         b, path = self.b, self.path
         groups = -(-path.channels // self.lanes)
         units, extent = path.rows * groups, path.run.extent
-        block_rows = self._block_rows(units, groups)
+        block_rows = self._block_rows(units)
         chunks, blocks = ceil_div(extent, self.block_run), ceil_div(units, block_rows)
         with self.frame.tasks(blocks * chunks) as task:
             start, stop = within(b, task % chunks, self.block_run, extent)

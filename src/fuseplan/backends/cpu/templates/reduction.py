@@ -114,10 +114,7 @@ class Reduction(CpuTemplate):
 
     def seconds(self, kernel: Kernel, target: Target) -> float:
         phases = 1 if self.parts == 1 else kernel.passes
-        moved = self.traffic(kernel, target)
-        # A plain store reads its line before it writes it.
-        fetched = 0 if self.stream or moved.total < target.l3_bytes else moved.written
-        paid = Traffic(moved.read + fetched, moved.written)
+        paid = model.paid(self.traffic(kernel, target), target, stream=self.stream)
         return model.seconds(kernel, target, flops=kernel.flops, traffic=paid, efficiency=0.2, phases=phases)
 
     @staticmethod

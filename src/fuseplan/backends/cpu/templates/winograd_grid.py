@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from fuseplan.backends.cpu import model, staging
 from fuseplan.backends.cpu.frame import Frame
-from fuseplan.backends.cpu.ir import Builder, Index, Value
+from fuseplan.backends.cpu.ir import Index, Value
 from fuseplan.backends.cpu.loops import ceil_div, larger
 from fuseplan.backends.cpu.template import CpuTemplate
 from fuseplan.backends.cpu.transforms import cost, transforms
@@ -166,7 +166,7 @@ class Grid:
         fewest = ceil_div(runs * self.run, self.knobs.block)
         return runs, b.smaller(runs, larger(b, fewest, shared))
 
-    def corner(self, b: Builder, run: Value, first: Value) -> Corner:
+    def corner(self, run: Value, first: Value) -> Corner:
         """Where a run of the block that begins with run `first` lies."""
         piece, rest = run % self.runs_per_line, run // self.runs_per_line
         image, y = rest // self.tile_rows, rest % self.tile_rows * self.tile

@@ -43,7 +43,7 @@ class Results:
         b, grid = self.b, self.grid
         start, stop = begin * grid.panel, b.smaller(end * grid.panel, self.features)
         with b.loop(first, last, name="run") as run:
-            corner = grid.corner(b, run, first)
+            corner = grid.corner(run, first)
             at = b.at(self.products, (run - first) * (grid.run * grid.columns) - start)
             if grid.features_innermost:
                 with b.loop(0, grid.run, name="tile") as tile:

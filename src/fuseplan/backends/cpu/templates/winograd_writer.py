@@ -67,7 +67,7 @@ class Writer:
     def _transform_src(self, first: Value, last: Value) -> None:
         b, grid = self.b, self.grid
         with b.loop(first, last, name="run") as run:
-            corner = grid.corner(b, run, first)
+            corner = grid.corner(run, first)
             if not grid.reads_src:
                 self._copy_lines(corner)
             with b.loop(0, grid.run, name="tile") as tile:
