@@ -18,6 +18,7 @@ from fuseplan.kernels.template import Template, lanes
 ENTRY = "kernel"
 _WIDEST = 64  # bytes of a vector of AVX-512
 _MACHINE = {"avx2": "x86_64", "avx512": "x86_64", "neon": "aarch64"}
+_CALLERS_ALIGNMENT = 16  # bytes: of the stack, by the x86-64 convention of calls
 
 
 class Frame:
@@ -176,5 +177,11 @@ def _type(slot: Slot) -> str:
 
 
 def _attributes(target: Target) -> str:
+    """The vectors' width; and that the stack begins at a multiple of it.
+
+    A caller's stack is aligned to 16 bytes. Where spilled vectors of 64 bytes lie across cache lines, a
+    convolution of 3 channels took 370 to 438 us in the place of 231 on a Zen 4, as the process's stack lay.
+    """
     bits = target.vector_bytes * 8
-    return f'"min-legal-vector-width"="{bits}" "prefer-vector-width"="{bits}" "no-trapping-math"="true"'
+    width = f'"min-legal-vector-width"="{bits}" "prefer-vector-width"="{bits}" "no-trapping-math"="true"'
+    return width if target.vector_bytes <= _CALLERS_ALIGNMENT else f'{width} "stackrealign"'
