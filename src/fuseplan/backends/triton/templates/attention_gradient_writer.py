@@ -26,7 +26,7 @@ from fuseplan.backends.triton.index import (
 )
 from fuseplan.backends.triton.storage import named
 from fuseplan.backends.triton.templates.attention_rows import AttentionKnobs, Pieces, Rows
-from fuseplan.backends.triton.templates.attention_scores import LOG2_E, NOTHING
+from fuseplan.backends.triton.templates.attention_scores import LEAST, LOG2_E, NOTHING
 from fuseplan.kernels.emit import Slot
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.scalar import fold
@@ -57,7 +57,9 @@ class GradientWriter(Rows):
             n, h, s = self.beside[name].strides
             at = self.batch * n + head * h + query * s
             self.text.line(f"{name} = tl.load({self.pointer(name)} + {at}{exists.guard(other)}){axes}")
-        self.text.line(f"base = tl.where(lse == {NOTHING}, 0.0, lse) * {LOG2_E!r}")
+        # A query whose keys are all hidden by f32's least number has that as its sum: no digit is left of the
+        # weights, and its keys get no gradient, as those of a query that sees none.
+        self.text.line(f"base = tl.where(lse < {0.99 * LEAST / LOG2_E!r}, 0.0, lse) * {LOG2_E!r}")
 
     # ---- the tile
 

@@ -27,9 +27,11 @@ from fuseplan.backends.triton.index import (
 from fuseplan.backends.triton.shell import Writer
 from fuseplan.kernels.emit import Slot
 from fuseplan.kernels.kernel import Kernel
+from fuseplan.language.dtypes import dtype_of
 
 LOG2_E = log2(2.718281828459045)
 NOTHING = 'float("-inf")'
+LEAST = -3.4028234663852886e38  # of f32
 
 
 class Scores(Writer):
@@ -132,6 +134,15 @@ class Scores(Writer):
             self.text.line(f"scores = {self.table['tanh']('scores')} * {made.softcap * LOG2_E!r}")
         elif not self.is_plain:
             self.text.line(f"scores = scores * {made.scale * LOG2_E!r}")
+
+    def add_bias(self, name: str) -> None:
+        """Adds a bias in units of log2. A number stays one: frameworks hide keys by f32's least."""
+        dtype, ns = dtype_of(self.beside["bias"].dtype), self.namespace
+        scaled = f"{name}.to({ns}.float32) * {LOG2_E!r}"
+        if dtype.largest * LOG2_E > -LEAST:
+            hidden = f"{ns}.where({name} == {NOTHING}, {NOTHING}, {LEAST!r})"
+            scaled = f"{ns}.where({name} < {LEAST / LOG2_E!r}, {hidden}, {scaled})"
+        self.text.line(f"scores += {scaled}")
 
     def has_key(self, key: Index, limit: Index) -> Mask:
         """The keys below a length, or below the last block's end."""

@@ -17,7 +17,7 @@ from fuseplan.backends.triton.index import (
 from fuseplan.backends.triton.shell import last_to_arrive, of_launch
 from fuseplan.backends.triton.storage import named
 from fuseplan.backends.triton.templates.attention_rows import AttentionKnobs, Rows, padded
-from fuseplan.backends.triton.templates.attention_scores import LOG2_E, NOTHING
+from fuseplan.backends.triton.templates.attention_scores import NOTHING
 from fuseplan.kernels.emit import COUNTER_BYTES
 from fuseplan.kernels.kernel import Kernel, KernelOperand
 
@@ -131,7 +131,8 @@ class AttentionWriter(Rows):
         self.scale()
         if made.bias_axes:
             where, mask = self._spread("bias", key, exists)
-            text.line(f"bias = tl.load({where}{mask.guard()})", f"scores += bias.to(tl.float32) * {LOG2_E!r}")
+            text.line(f"bias = tl.load({where}{mask.guard()})")
+            self.add_bias("bias")
         if made.mask_axes:
             where, mask = self._spread("mask", key, exists)
             text.line(f"seen = tl.load({where}{mask.guard('0')})")
