@@ -66,6 +66,8 @@ def add_products(
         vectors, spread = operands(first)
         with sums.open() as values:
             for step in range(count):
+                if step:
+                    b.keep_loads()
                 line = vectors(step)
                 for row, before in enumerate(values):
                     x = spread(step, row)
