@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fuseplan.bench.markdown import table
+from fuseplan.bench.peers.peer import Peer
 from fuseplan.bench.processes import Process, processes
 from fuseplan.bench.results import OURS
 from fuseplan.measure.cases import Case, Cases
@@ -99,13 +101,51 @@ def accuracy(
             progress(f"{name}, {dtype}: {inputs}")
             case = Case(name, dtype + FAMILIES[name])
             drawn = [_case(case, inputs, beside_torch, folder / "dst.npy", seed) for seed in SEEDS]
-            yield from (max(each, key=lambda one: one.error or 0.0) for each in zip(*drawn, strict=True))
+            yield from _largest(drawn)
         yield from _stack(started, folder, progress)
+
+
+def gpu_accuracy(
+    peers: Sequence[Peer], progress: Callable[[str], object] = lambda _: None
+) -> Iterator[Deviation]:
+    """Every operator of `FAMILIES` in every dtype on every kind of input, on the current GPU.
+
+    Args:
+        peers: what computes it, ourselves among them.
+        progress: called with a line before each computation of all peers, `gpu_steps()` times.
+    """
+    for name, dtype, inputs in product(FAMILIES, DTYPES, INPUTS):
+        progress(f"{name}, {dtype}: {inputs}")
+        case = Case(name, dtype + FAMILIES[name])
+        yield from _largest([[_on_a_gpu(case, inputs, peer, seed) for peer in peers] for seed in SEEDS])
+
+
+def gpu_steps() -> int:
+    """How often `gpu_accuracy` calls `progress`."""
+    return len(FAMILIES) * len(DTYPES) * len(INPUTS)
 
 
 def steps(suite: Cases) -> int:
     """How often `progress` is called."""
     return (len(suite.cases) + len(FAMILIES) * len(DTYPES)) * len(INPUTS) + LAYERS
+
+
+def _largest(drawn: Sequence[Iterable[Deviation]]) -> Iterator[Deviation]:
+    """Of each peer, the largest deviation of several draws; a refusal where a draw was refused."""
+    for each in zip(*drawn, strict=True):
+        yield max(each, key=lambda one: math.inf if one.error is None else one.error)
+
+
+def _on_a_gpu(case: Case, inputs: str, peer: Peer, seed: int) -> Deviation:
+    """A peer's deviation. A library may fail in any way; that is its refusal, not ours."""
+    plan = FusionPlan.parse(case.plan)
+    tensors = random_arrays(plan, seed, inputs=inputs, device="cuda")
+    told = (case.name, case.plan, inputs, 1, peer.name)
+    try:
+        got = peer.prepare(plan, [tensors]).result()
+    except Exception as why:
+        return Deviation(*told, None, f"{type(why).__name__}: {why}")
+    return Deviation(*told, deviation(got[0] if isinstance(got, tuple) else got, reference(plan, tensors)))
 
 
 def _case(

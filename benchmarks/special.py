@@ -144,6 +144,15 @@ def bench_accuracy(_: str, options: Options, display: Display) -> dict[str, Any]
     return _finding("accuracy", {"rows": [each.to_json() for each in found]}, options, display)
 
 
+def bench_gpu_accuracy(_: str, options: Options, display: Display) -> dict[str, Any]:
+    """How far results on a GPU are from float64, ours beside eager PyTorch's."""
+    gpu.needs_gpu()
+    peers = [known(True).by_name[name]() for name in (OURS, "torch")]
+    with display.steps(accuracies.gpu_steps()) as step:
+        found = list(accuracies.gpu_accuracy(peers, step))
+    return _finding("gpu_accuracy", {"rows": [each.to_json() for each in found]}, options, display)
+
+
 def _finding(name: str, found: Mapping[str, Any], options: Options, display: Display) -> dict[str, Any]:
     """A finding that is no row: recorded, and its tables shown."""
     record = recorded(name, found, options)
@@ -165,5 +174,10 @@ SPECIAL: Mapping[bool, Mapping[str, Benchmark]] = {
         "peaks": bench_peaks,
         "published": bench_published,
     },
-    True: {"overhead": bench_gpu_host, "peaks": bench_gpu_peaks, "published": bench_published},
+    True: {
+        "accuracy": bench_gpu_accuracy,
+        "overhead": bench_gpu_host,
+        "peaks": bench_gpu_peaks,
+        "published": bench_published,
+    },
 }

@@ -63,10 +63,12 @@ def peaks(records: Sequence[Record]) -> Lines:
 def _accuracy(record: Record) -> Lines:
     found = [Deviation(**row) for row in record["rows"]]
     families = [each for each in found if each.case in FAMILIES]
-    yield accuracy_table([each for each in found if each.case not in FAMILIES])
+    if others := [each for each in found if each.case not in FAMILIES]:
+        yield accuracy_table(others)
+    if others and families:
+        yield ""
     if families:
         yield from (
-            "",
             "Of operators, fuseplan's largest deviation of three draws; in brackets, over eager PyTorch's.",
             "",
         )
@@ -262,6 +264,9 @@ SECTIONS: Mapping[str, Section] = {
     COMPILE: Section("Compile times of {}", "`fuseplan bench {} --compile-times`; milliseconds.", _compile),
     "footprint": Section("Footprint", "`fuseplan bench footprint`.", _footprint),
     "accuracy": Section("Deviation from float64", "`fuseplan bench accuracy`.", _accuracy),
+    "gpu_accuracy": Section(
+        "Deviation from float64 on a GPU", "`fuseplan bench accuracy --target cuda`.", _accuracy
+    ),
     "models": Section("Whole models", MODELS, _models),
     "gpu_peaks": Section("Peaks of the GPU", "`fuseplan bench peaks --target cuda`.", _gpu_peaks),
     "gpu_overhead": Section("What the host pays", "`fuseplan bench overhead --target cuda`.", _host),
