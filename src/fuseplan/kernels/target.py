@@ -17,6 +17,9 @@ from fuseplan.system import limits
 from fuseplan.system.locks import loading
 
 KIB = 1024
+# The most of the last cache that a core is taken to have. A virtual machine sees all of the package's, and
+# has a share of it: two cores of a Xeon that told 480 MB read 16 MB at 26 GB/s, and 40 MB at memory's 13.
+CORE_SHARE = 16 * KIB * KIB
 
 
 @dataclass(frozen=True, repr=False)
@@ -181,6 +184,7 @@ def _host_kind() -> Target:
     cpu, features = _host_processor()
     name, vector_bytes, registers = width_of(features)
     first, second, third = cache_bytes()
+    third = min(third, CORE_SHARE * (os.cpu_count() or 1))
     return Target("cpu", name, vector_bytes, registers, 1, first, second, third, cpu, features)
 
 

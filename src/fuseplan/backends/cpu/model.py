@@ -34,6 +34,16 @@ def itemsize(kernel: Kernel) -> int:
     return 8 if kernel.compute_dtype == "f64" else 4
 
 
+def arrival(target: Target, nbytes: int) -> int:
+    """Bytes that a core takes in a cycle of weights of that size, from the last cache or from memory.
+
+    Layers of a model have weights of their own: where eight such layers do not fit the last cache, a run
+    finds them in memory. Measured on Zen 5, and on a Xeon, whose last cache is behind a mesh.
+    """
+    is_near = 8 * nbytes < target.l3_bytes
+    return (24 if is_near else 12) if target.cpu.startswith("znver") else (8 if is_near else 4)
+
+
 def in_halves(target: Target) -> bool:
     """Whether a vector takes two cycles, in which loads keep up: Zen 4 computes halves of 64 bytes."""
     return target.cpu == "znver4" and target.vector_bytes == 64

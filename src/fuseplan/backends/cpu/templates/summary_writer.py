@@ -123,9 +123,10 @@ class SummaryWriter(DirectWriter):
             last = b.smaller(first + self.group, panels[1])
             with b.loop(*tiles, name="tile") as tile:
                 position = self.tiling.start(b, tile)
+                ahead = self._ahead(tile - tiles[0], self.group)
 
                 def run(panel: Index, count: int) -> None:
-                    self._tile(self.tiling, image, position, group, panel, count)
+                    self._tile(self.tiling, image, position, group, panel, count, ahead)
 
                 bounds = first, last
                 pieces(b, self.conv.features, self.panel, run, name="panel", within=bounds, numbered=True)

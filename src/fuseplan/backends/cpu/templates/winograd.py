@@ -31,9 +31,6 @@ from fuseplan.messages.reasons import Claim, Reason, claim
 TILES = {3: (4, 2), 5: (2,)}
 STRICT_SIZE = 4  # the largest transformed tile whose points are whole numbers
 
-# Bytes that a core takes in a cycle from the last cache and from memory, measured on Zen 5.
-_CACHE_RATE, _MEMORY_RATE = 24, 12
-
 
 @dataclass(frozen=True)
 class Winograd(WinogradKnobs):
@@ -212,7 +209,7 @@ def _task_cycles(grid: Grid, target: Target) -> float:
     sums = grid.positions * -(-tiles // knobs.rows) * knobs.rows * channels * vectors
     products = sums / 2 * _product_cost(knobs.rows, knobs.vectors, target)
     weights = 4 * grid.positions * grid.weight_plane
-    rate = _CACHE_RATE if weights < 0.7 * target.l3_bytes else _MEMORY_RATE
+    rate = model.arrival(target, weights)
     # Weights that leave room for a task in the second cache stay there.
     stays = weights <= 0.75 * target.l2_bytes
     streaming = 0.0 if stays else 4 * grid.positions * channels * grid.columns / rate
