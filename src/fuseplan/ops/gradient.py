@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from fuseplan.language.declarations import Array, count, operand, word
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.op import Given, Op, operator
-from fuseplan.ops.conv import PRECISIONS, OfConvolution, check_precision, columns_of
-from fuseplan.ops.windows import windows_of
+from fuseplan.ops.conv import PRECISIONS, OfConvolution, check_precision
+from fuseplan.ops.windows import columns_of
 
 
 @operator
@@ -46,9 +44,7 @@ class LinearWeightGradient(Op):
     def meaning(self, given: Given) -> tuple[Array, dict[str, Array]]:
         """The product in float64."""
         rows = given.operands["grad"].reshape(-1, self.features)
-        with np.errstate(all="ignore"):  # infinities and NaN are results like any other
-            made: Array = rows.T @ given.src.reshape(-1, given.src.shape[-1])
-        return made, {}
+        return rows.T @ given.src.reshape(-1, given.src.shape[-1]), {}
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
@@ -77,14 +73,10 @@ class ConvWeightGradient(OfConvolution):
 
     def meaning(self, given: Given) -> tuple[Array, dict[str, Array]]:
         """The sum in float64: for each image and group, a product of matrices over the positions."""
-        dst, grads = np.zeros(self.weight_shape(given.spec)), given.operands["grad"]
-        for image, grad in zip(windows_of(given.src, self.window(given.spec)), grads, strict=True):
-            parts = (np.split(each, self.groups) for each in (image, grad, dst))
-            for rows, features, weight in zip(*parts, strict=True):
-                columns = columns_of(rows, self.axes)
-                with np.errstate(all="ignore"):  # infinities and NaN are results like any other
-                    made = np.matmul(features.reshape(len(weight), -1), columns.T)
-                    weight[...] += made.reshape(weight.shape)
+        dst, grad = given.by.zeros(self.weight_shape(given.spec)), given.operands["grad"]
+        for some, columns in columns_of(given.src, self.window(given.spec), self.groups, given.by):
+            features = grad[some].reshape(*columns.shape[:2], -1, columns.shape[-1])
+            dst += (features @ columns.swapaxes(-1, -2)).sum(0).reshape(dst.shape)
         return dst, {}
 
 

@@ -19,7 +19,7 @@ from fuseplan.language.attend import Attend, AttendGradient
 from fuseplan.language.declarations import broadcast
 from fuseplan.language.dtypes import narrow
 from fuseplan.language.layouts import dense
-from fuseplan.language.reduction import INDEX, NUMPY_JOINS, indices, reduce
+from fuseplan.language.reduction import INDEX, indices, reduce
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.ops.conv import correlation
 from fuseplan.ops.matmul import product
@@ -165,11 +165,11 @@ def _attended(centre: Attend | AttendGradient, given: Mapping[str, Array]) -> tu
     """Attention and the logarithms of its sums; or the gradient of query, or of key, and that of value."""
     if isinstance(centre, AttendGradient):
         gradients = {name: np.zeros(given[name].shape) for name in ("query", "key", "value")}
-        centre.attend.differentiate(given, gradients, NUMPY)
+        centre.attend.differentiate(given, gradients)
         return gradients[centre.by], gradients["value"]
     dst = np.empty((*given["query"].shape[:3], centre.features))
     sums = np.empty(dst.shape[:3])
-    centre.evaluate(given, dst, sums, NUMPY, NUMPY_JOINS["maximum"])
+    centre.evaluate(given, dst, sums)
     return dst, sums
 
 
@@ -190,15 +190,17 @@ def apply(stage: Stage, x: Array, leaves: Mapping[str, Any], shape: Sequence[int
 
 def convolve(convolution: Contraction, x: Array, weight: Array) -> Array:
     """The operators' own reference; `weight` is in canonical order."""
-    if convolution.is_matrix_product and convolution.groups == 1:
-        return product(x, weight.reshape(-1, convolution.features, convolution.channels))
-    return correlation(x, weight, _window(convolution), convolution.groups)
+    with np.errstate(all="ignore"):  # infinities and NaN are results like any other
+        if convolution.is_matrix_product and convolution.groups == 1:
+            return product(x, weight.reshape(-1, convolution.features, convolution.channels))
+        return correlation(x, weight, _window(convolution), convolution.groups)
 
 
 def pooled(convolution: Contraction, x: Array) -> Array:
     """The operators' own reference."""
     assert convolution.pool is not None  # by the caller
-    return pool(x, _window(convolution), convolution.pool.join, convolution.pool.counted)
+    with np.errstate(all="ignore"):
+        return pool(x, _window(convolution), convolution.pool.join, convolution.pool.counted)
 
 
 def _window(of: Contraction) -> Window:
