@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import KW_ONLY
 from math import prod
@@ -105,11 +104,6 @@ class Conv(OfConvolution):
         weight = given.operands["weight"]
         return correlation(given.src, weight, self.window(given.spec), self.groups, given.by), {}
 
-    @classmethod
-    @abstractmethod
-    def samples(cls) -> Iterator[tuple[str, Op]]:
-        """Tensors and convolutions of them."""
-
 
 def correlation(src: Array, weight: Any, window: Window, groups: int, by: Arithmetic = ARRAYS) -> Array:
     """For each image and group, the weight times the windows of src as columns.
@@ -146,7 +140,7 @@ class Conv1d(Conv):
     def samples(cls) -> Iterator[tuple[str, Op]]:
         """Each attribute, on odd sizes."""
         yield "f32[2x3x11]", cls(5, kernel=3)
-        yield "f32[1x4x13, nwc]", cls(6, kernel=4, stride=3, padding=((2, 1),), dilation=2, groups=2)
+        yield "f32[3x4x13, nwc]", cls(6, kernel=4, stride=3, padding=((2, 1),), dilation=2, groups=2)
 
 
 @operator
@@ -168,10 +162,10 @@ class Conv2d(Conv):
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
         """Each attribute, on odd sizes."""
-        yield "f32[1x5x6x7, nhwc]", cls(7, kernel=1)
+        yield "f32[3x5x6x7, nhwc]", cls(7, kernel=1)
         yield "f32[2x3x9x11]", cls(5, kernel=3, padding=1)
         yield "f32[2x3x9x8, nhwc]", cls(4, kernel=(3, 5), stride=2, padding="same")
-        yield "f32[1x6x9x10]", cls(9, kernel=3, stride=(1, 2), padding=((0, 1), (2, 1)), dilation=2, groups=3)
+        yield "f32[2x6x9x10]", cls(9, kernel=3, stride=(1, 2), padding=((0, 1), (2, 1)), dilation=2, groups=3)
         yield "f32[2x7x5x6, nhwc]", cls(7, kernel=3, padding=1, groups=7)
 
 
@@ -189,7 +183,7 @@ class Conv3d(Conv):
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
         """Each attribute, on odd sizes."""
-        yield "f32[1x3x4x5x6]", cls(5, kernel=3, padding=1)
+        yield "f32[2x3x4x5x6]", cls(5, kernel=3, padding=1)
         yield "f32[2x4x5x3x7, ndhwc]", cls(6, kernel=(1, 3, 2), stride=(2, 1, 3), padding="same", groups=2)
 
 

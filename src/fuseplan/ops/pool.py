@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import reduce
@@ -113,11 +112,6 @@ class MaxPool(Pool):
     onnx = "MaxPool"
     join = "maximum"
 
-    @classmethod
-    @abstractmethod
-    def samples(cls) -> Iterator[tuple[str, Op]]:
-        """Tensors and pools of them."""
-
 
 @dataclass(frozen=True)
 class AvgPool(Pool):
@@ -135,11 +129,6 @@ class AvgPool(Pool):
             return tuple((0, extent) for extent in src.spatial)
         padding = Windowed.window(self, src).padding
         return tuple((-low, extent + high) for extent, (low, high) in zip(src.spatial, padding, strict=True))
-
-    @classmethod
-    @abstractmethod
-    def samples(cls) -> Iterator[tuple[str, Op]]:
-        """Tensors and pools of them."""
 
 
 @operator
