@@ -128,22 +128,15 @@ class Attend:
         """Two a product, of the pairs that the places allow."""
         return 2 * self.pairs * (self.size + self.features)
 
-    def evaluate(
-        self,
-        given: Mapping[str, Any],
-        dst: Any,
-        sums: Any,
-        by: Arithmetic = ARRAYS,
-    ) -> None:
-        """Writes dst, and in `sums` the logarithm of each query's sum of exponentials, in float64.
+    def evaluate(self, given: Mapping[str, Any], by: Arithmetic = ARRAYS) -> tuple[Any, Any]:
+        """dst (b, h, s, features), and the logarithm of each query's sum of exponentials (b, h, s).
 
         Args:
             given: `query` (b, h, s, d), `key`, `value`, and `bias`, `mask`, `lengths` where there are such.
-            dst: (b, h, s, features).
-            sums: (b, h, s).
             by: the arithmetic of these tensors.
         """
-        where, largest = by.table["where"], by.joins["maximum"]
+        where, largest, around = by.table["where"], by.joins["maximum"], tuple(given["query"].shape[:3])
+        dst, sums = by.empty((*around, self.features)), by.empty(around)
         for batch, head, rows, keys, _, scores in self._scored(given, by):
             value = given["value"][batch, head // self.group][keys]
             top = largest(scores, 1, keepdims=True) if scores.shape[1] else scores.sum(1)[:, None] - inf
@@ -152,20 +145,16 @@ class Attend:
             total = weights.sum(1)[:, None]
             dst[batch, head, rows] = weights @ value / where(total == 0, 1.0, total)
             sums[batch, head, rows] = (by.table["log"](total) + top)[:, 0]
+        return dst, sums
 
-    def differentiate(
-        self,
-        given: Mapping[str, Any],
-        gradients: Mapping[str, Any],
-        by: Arithmetic = ARRAYS,
-    ) -> None:
-        """Adds the gradients of query, key and value to `gradients`, which are zero at first, in float64.
+    def differentiate(self, given: Mapping[str, Any], by: Arithmetic = ARRAYS) -> dict[str, Any]:
+        """The gradients of query, key and value, in float64.
 
         Args:
             given: as for `evaluate`, and `grad` (b, h, s, features), `lse` and `delta` (b, h, s).
-            gradients: `query`, `key` and `value`, shaped like these.
             by: as for `evaluate`.
         """
+        gradients = {name: by.zeros(tuple(given[name].shape)) for name in ("query", "key", "value")}
         for batch, head, rows, keys, products, scores in self._scored(given, by):
             own, at = (batch, head, rows), (batch, head // self.group, keys)
             lse, delta = given["lse"][own][:, None], given["delta"][own][:, None]
@@ -175,6 +164,7 @@ class Attend:
             gradients["query"][own] += by_scores @ given["key"][at]
             gradients["key"][at] += by_scores.swapaxes(0, 1) @ given["query"][own]
             gradients["value"][at] += weights.swapaxes(0, 1) @ given["grad"][own]
+        return gradients
 
     def _scored(
         self, given: Mapping[str, Any], by: Arithmetic
@@ -224,6 +214,11 @@ class AttendGradient:
 
     attend: Attend
     by: str
+
+    def evaluate(self, given: Mapping[str, Any], by: Arithmetic = ARRAYS) -> tuple[Any, Any]:
+        """The gradient, and that of value besides; the arguments are as for `Attend.differentiate`."""
+        made = self.attend.differentiate(given, by)
+        return made[self.by], made["value"]
 
     @property
     def text(self) -> str:

@@ -153,9 +153,8 @@ class Attention(Attending):
 
     def meaning(self, given: Given) -> tuple[Array, dict[str, Array]]:
         """The softmax and the product in float64, and the logarithms of the sums."""
-        made, src = self.attend(given.spec), given.src
-        dst, sums = (given.by.empty(shape) for shape in ((*src.shape[:3], made.features), src.shape[:3]))
-        made.evaluate({**given.operands, "query": src}, dst, sums, given.by)
+        known = {**given.operands, "query": given.src}
+        dst, sums = self.centre(given.spec).evaluate(known, given.by)
         return dst, {"lse": sums} if self.return_lse else {}
 
     @classmethod
@@ -215,9 +214,8 @@ class AttentionGradient(Attending):
     def meaning(self, given: Given) -> tuple[Array, dict[str, Array]]:
         """The gradients in float64."""
         known = {**given.operands, "query": given.src}
-        made = {name: given.by.zeros(known[name].shape) for name in ("query", "key", "value")}
-        self.attend(given.spec).differentiate(known, made, given.by)
-        return made[self.by], {"value_gradient": made["value"]} if _is_by_key(self) else {}
+        dst, value = self.centre(given.spec).evaluate(known, given.by)
+        return dst, {"value_gradient": value} if _is_by_key(self) else {}
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:

@@ -91,9 +91,9 @@ class Interpreter:
         given = {each.role: leaves[each.key] for each in self.kernel.operands if each.strides}
         given["query"] = x.transpose(0, 2, 3, 1)  # b, h, s, d
         with np.errstate(all="ignore"):
-            dst, beside = _attended(attention, given)
+            dst, beside = attention.evaluate(given)
         leaves |= {each.key: beside for each in self.kernel.results}
-        return dst.transpose(0, 3, 1, 2)
+        return np.asarray(dst).transpose(0, 3, 1, 2)
 
     def _applied(
         self,
@@ -159,18 +159,6 @@ class Interpreter:
         with np.errstate(all="ignore"):
             made = fold(result.expression, {**leaves, **old}, NUMPY)
         lying[...] = narrow(made, result.dtype).reshape(result.shape)
-
-
-def _attended(centre: Attend | AttendGradient, given: Mapping[str, Array]) -> tuple[Array, Array]:
-    """Attention and the logarithms of its sums; or the gradient of query, or of key, and that of value."""
-    if isinstance(centre, AttendGradient):
-        gradients = {name: np.zeros(given[name].shape) for name in ("query", "key", "value")}
-        centre.attend.differentiate(given, gradients)
-        return gradients[centre.by], gradients["value"]
-    dst = np.empty((*given["query"].shape[:3], centre.features))
-    sums = np.empty(dst.shape[:3])
-    centre.evaluate(given, dst, sums)
-    return dst, sums
 
 
 def _reduced(reduction: Reduction, x: Array, leaves: Mapping[str, Any]) -> dict[str, Any]:
