@@ -84,13 +84,11 @@ class Reduction(Cut):
         tasks = cuts.segments(lattice) * -(-cuts.extent(lattice) // self.cells)
         tasks *= self.parts if self.split else 1
         idle = -(-tasks // target.threads) * target.threads / tasks
-        phases = 2 * kernel.passes - 1 if self.split else 1
         rows = prod(axis.extent for axis in lattice.outer_elements)
         tiles = len(kernel.statistics) * lattice.cell_count * rows if lattice.is_along else 0
-        return idle * (
-            model.seconds(kernel, target, flops=kernel.flops, traffic=paid, efficiency=0.2, phases=phases)
-            + tiles * _TILE_SECONDS / target.threads
-        )
+        work = model.seconds(kernel, target, flops=kernel.flops, traffic=paid, efficiency=0.2, phases=0)
+        phases = 2 * kernel.passes - 1 if self.split else 1
+        return idle * (work + tiles * _TILE_SECONDS / target.threads) + phases * model.PHASE_SECONDS
 
     @staticmethod
     def bound(kernel: Kernel) -> float:
