@@ -19,11 +19,12 @@ NUMPY_JOINS: dict[str, Callable[..., Any]] = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Arithmetic:
     """What differs between kinds of tensors in the meaning of an operator.
 
     Attributes:
+        of: the kind, in a word.
         table: the meaning of each scalar function; `const` makes a tensor of a number or of NumPy's array.
         joins: of each function that joins terms, over axes that stay with extent 1.
         broadcast: spreads a tensor over a shape.
@@ -33,6 +34,7 @@ class Arithmetic:
         own: a tensor that the caller may write into, where it was made of the arguments.
     """
 
+    of: str
     table: Mapping[str, Callable[..., Any]]
     joins: Mapping[str, Callable[..., Any]]
     broadcast: Callable[..., Any]
@@ -40,6 +42,9 @@ class Arithmetic:
     wide: Callable[[Any], Any]
     whole: Callable[[Any], Any]
     own: Callable[[Any], Any]
+
+    def __repr__(self) -> str:
+        return f"<arithmetic of {self.of}>"
 
     def zeros(self, shape: tuple[int, ...]) -> Any:
         """A tensor of zeros."""
@@ -49,6 +54,7 @@ class Arithmetic:
 
 
 ARRAYS = Arithmetic(
+    "arrays",
     NUMPY,
     NUMPY_JOINS,
     np.broadcast_to,

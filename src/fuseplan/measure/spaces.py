@@ -91,6 +91,7 @@ class Device:
     def arithmetic(self, like: Tensor) -> Arithmetic:
         """That of tensors, in the dtype of one of them."""
         return Arithmetic(
+            "tensors",
             {**self._table, "const": like.new_tensor},
             self._joins,
             self._torch.broadcast_to,
