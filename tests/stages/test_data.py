@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fuseplan.errors import ArgumentError
+from fuseplan.language.dtypes import dtype_of
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.measure.data import INPUTS, deviation, evaluated, laid_out, random_arrays, reference, stored
 from fuseplan.measure.spaces import torch_dtype
@@ -139,9 +140,11 @@ def test_the_meaning_on_torch_tensors_is_that_on_arrays(kind: type[Op]) -> None:
         arrays = random_arrays(plan, 3)
         out, results = evaluated(plan, arrays)
         dtypes = {"src": plan.src.dtype} | {each.key: each.dtype for each in (*plan.operands, *plan.results)}
-        got, made = evaluated(
-            plan, {key: torch.from_numpy(arrays[key]).view(torch_dtype(dtypes[key])) for key in arrays}
-        )
+        tensors = {
+            key: torch.from_numpy(array.view(dtype_of(dtypes[key]).array)).view(torch_dtype(dtypes[key]))
+            for key, array in arrays.items()
+        }
+        got, made = evaluated(plan, tensors)
         assert made.keys() == results.keys()
         for theirs, ours in zip((got, *made.values()), (out, *results.values()), strict=True):
             np.testing.assert_allclose(theirs.numpy(), ours, rtol=1e-12, atol=1e-12, err_msg=f"{plan}")
