@@ -16,7 +16,7 @@ from fuseplan.kernels.gradients import KernelTensor
 from fuseplan.kernels.kernel import Kernel, KernelOperand, Output, Stage
 from fuseplan.kernels.lookup import Lookup
 from fuseplan.language.attend import Attend, AttendGradient
-from fuseplan.language.declarations import broadcast
+from fuseplan.language.declarations import lined_up
 from fuseplan.language.dtypes import narrow
 from fuseplan.language.layouts import dense
 from fuseplan.language.reduction import INDEX, indices, reduce
@@ -148,14 +148,14 @@ class Interpreter:
         inner = of.shape[len(of.shape) - len(of.axes) + 1 :]  # the extents in front of them are one axis
         ordered = values.reshape(-1, *inner).transpose(np.argsort(of.axes or (0,)))
         shape = self.kernel.shape_of(of).shape
-        return broadcast(ordered, shape, sorted(of.axes), max(of.blocks, default=1))
+        return np.asarray(lined_up(ordered, shape, sorted(of.axes), max(of.blocks, default=1)))
 
     def _write(self, result: Output, address: int, leaves: Mapping[str, Any]) -> None:
         """A result from the statistics and, where it is updated, its old value."""
         steps = result.strides or dense(result.shape, range(len(result.shape)))
         lying = Buffer(address, result.shape, result.dtype, steps, False, None).numpy()
         shape = self.kernel.src.shape
-        old = {result.key: broadcast(lying, shape, result.axes)} if result.updated else {}
+        old = {result.key: lined_up(lying.astype(np.float64), shape, result.axes)} if result.updated else {}
         with np.errstate(all="ignore"):
             made = fold(result.expression, {**leaves, **old}, NUMPY)
         lying[...] = narrow(made, result.dtype).reshape(result.shape)
