@@ -33,9 +33,11 @@ class UnfusedFirst(Torch):
 
     def stages(self, plan: FusionPlan) -> list[Any]:
         """In place, which spares the cache a second tensor."""
-        from fuseplan.measure.torch_stages import stages_in_place
+        from fuseplan.measure.torch_functions import stage_of
+        from fuseplan.measure.torch_stages import in_place
 
-        return stages_in_place(plain_layers(plan))
+        first, *others = plain_layers(plan)
+        return [stage_of(first), *map(in_place, others)]
 
     def takes(self, plan: FusionPlan) -> bool:
         """Every plan: the layout is its own choice."""

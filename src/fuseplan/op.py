@@ -21,6 +21,7 @@ from typing import Any, ClassVar, TypeVar, cast, dataclass_transform
 import numpy as np
 
 from fuseplan.errors import PlanError
+from fuseplan.language.arithmetic import ARRAYS, Arithmetic
 from fuseplan.language.declarations import (
     IN_SRC_DTYPE,
     PER,
@@ -33,10 +34,10 @@ from fuseplan.language.declarations import (
     Parameter,
     Result,
     ResultField,
-    broadcast,
     count,
     extents,
     inner,
+    lined_up,
     operand,
     parameter,
     result,
@@ -56,13 +57,14 @@ __all__ = ["Array", "Elementwise", "Given", "Op", "inner", "operand", "operator"
 
 @dataclass(frozen=True)
 class Given:
-    """The arguments of `Op.evaluate`: arrays in float64, and how src's axes are named."""
+    """The arguments of `Op.evaluate`: arrays in float64, their arithmetic, and how src's axes are named."""
 
     src: Array
     spec: TensorSpec
     operands: Mapping[str, Array]
     parameters: Mapping[str, float]
-    slip: float
+    slip: float = 0.0
+    by: Arithmetic = ARRAYS
 
 
 class Op(ABC):
@@ -207,11 +209,11 @@ class Op(ABC):
 
     def leaf_values(self, given: Given) -> dict[str, Any]:
         """The values of a formula's leaves: src, parameters, and operands with as many axes as src."""
-        spec, known = given.spec, given.parameters
+        spec, known, const = given.spec, given.parameters, given.by.table["const"]
         declared: tuple[Operand | Result, ...] = (*self._operands(spec), *self.results(spec))
         found = {each.name: (each.axes, getattr(each, "block", 1)) for each in declared}
-        numbers = {each.name: np.float64(known.get(each.name, each.value)) for each in self.parameters()}
-        spread = {name: broadcast(each, spec.shape, *found[name]) for name, each in given.operands.items()}
+        numbers = {each.name: const(known.get(each.name, each.value)) for each in self.parameters()}
+        spread = {name: lined_up(each, spec.shape, *found[name]) for name, each in given.operands.items()}
         return {"x": given.src, **numbers, **spread}
 
     def parameters(self) -> tuple[Parameter, ...]:
@@ -274,6 +276,7 @@ class Op(ABC):
         parameters: Mapping[str, float],
         slip: float = 0.0,
         names: str | None = None,
+        by: Arithmetic = ARRAYS,
     ) -> tuple[Array, dict[str, Array]]:
         """The meaning in float64, all arrays in logical order.
 
@@ -283,13 +286,15 @@ class Op(ABC):
             parameters: by name; the plan's values replace missing ones.
             slip: numbers computed of many elements, means and sums, are taken (1 + slip) times.
             names: of src's axes; n, c and the spatial ones unless given.
+            by: the arithmetic of the arrays, where they are not NumPy's.
 
         Returns:
             The output, and the results by name.
         """
-        wide = {name: np.asarray(each, np.float64) for name, each in operands.items()}
-        spec = TensorSpec(np.shape(src), "f64", names)
-        return self.meaning(Given(np.asarray(src, np.float64), spec, wide, parameters, slip))
+        wide, x = {name: by.wide(each) for name, each in operands.items()}, by.wide(src)
+        spec = TensorSpec(tuple(x.shape), "f64", names)
+        with np.errstate(all="ignore"):  # infinities and NaN are results like any other
+            return self.meaning(Given(x, spec, wide, parameters, slip, by))
 
     @classmethod
     @abstractmethod
@@ -329,9 +334,8 @@ class Elementwise(Op):
 
     def meaning(self, given: Given) -> tuple[Array, dict[str, Array]]:
         """The formula; operands are broadcast over src."""
-        with np.errstate(all="ignore"):  # infinities and NaN are results like any other
-            made = evaluated(self.formula(), self.leaf_values(given), given.spec)
-        return np.broadcast_to(made, given.src.shape).copy(), {}
+        made = evaluated(self.formula(), self.leaf_values(given), given.spec, given.by.table)
+        return given.by.own(given.by.broadcast(made, given.src.shape)), {}
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:

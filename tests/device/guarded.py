@@ -9,8 +9,7 @@ from fuseplan.compile import CompiledPlan
 from fuseplan.kernels.contraction import Contraction
 from fuseplan.language.dtypes import DTYPES
 from fuseplan.measure.data import evaluated, random_arrays
-from fuseplan.measure.float64 import applied
-from fuseplan.measure.spaces import torch_dtype
+from fuseplan.measure.spaces import arithmetic_of, torch_dtype
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.plans.step import Step
 
@@ -97,6 +96,11 @@ def _through(steps: tuple[Step, ...], x: Tensor, tensors: Mapping[str, Tensor]) 
     for step in steps:
         x = applied(step, x, tensors)
     return x
+
+
+def applied(step: Step, x: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
+    """One step's result, in float64."""
+    return step.evaluate(x, tensors, {}, by=arithmetic_of(x))[0]
 
 
 def worst(got: Tensor, want: Tensor, allowed: Tensor) -> float:

@@ -12,8 +12,7 @@ from fuseplan.compile import compile as compile_plan
 from fuseplan.kernels.lower import lower
 from fuseplan.kernels.match import match
 from fuseplan.kernels.target import parse_target
-from fuseplan.measure import float64
-from fuseplan.measure.data import random_arrays
+from fuseplan.measure.data import evaluated, random_arrays
 from fuseplan.plans.plan import FusionPlan
 from interpreted import assert_interpreted
 
@@ -84,7 +83,7 @@ def test_float64_on_tensors_is_that_on_arrays(groups: int) -> None:
     plan = FusionPlan.parse(f"f32[3x4x7x8] -> conv2d_weight_gradient(6, kernel=3, stride=2, groups={groups})")
     arrays = random_arrays(plan, 5)
     want, _ = plan.evaluate(arrays["src"], {"grad": arrays["grad"]})
-    got, _ = float64.evaluated(plan, {key: torch.from_numpy(each) for key, each in arrays.items()})
+    got, _ = evaluated(plan, {key: torch.from_numpy(each) for key, each in arrays.items()})
     np.testing.assert_allclose(got.numpy(), want, rtol=1e-12, atol=1e-12)
 
 

@@ -11,6 +11,7 @@ import fuseplan
 from closeness import assert_close
 from forced import forced, narrowed
 from fuseplan.backends.cpu.templates import TEMPLATES as CPU
+from fuseplan.backends.cpu.templates.reduction import Reduction
 from fuseplan.backends.triton.templates import TEMPLATES as GPU
 from fuseplan.errors import PlanError
 from fuseplan.kernels.template import Template
@@ -22,6 +23,7 @@ from fuseplan.scalar import index, random, text, where
 from interpreted import assert_interpreted
 
 ALL = "elementwise('where(random(seed, offset) > 0.5, x, index({}) - index())', seed=7, offset=2)"
+BATCH = "f32[4x6x5x7, nhwc] -> batch_norm_training -> " + ALL.format("w")  # `reduction` on a CPU
 PLANS = {
     "f32[2x3x4, bsc] -> elementwise('where(index(s) >= index(c), x, index())')": ("pointwise",),
     "f64[2x5x3x7, nhwc] -> bias -> " + ALL.format("h"): ("pointwise",),
@@ -37,7 +39,7 @@ PLANS = {
     "f32[4x6x37, bsc] -> sum(-1) -> " + ALL.format("s"): ("reduction",),
     "f32[4x6x5x7] -> group_norm(3) -> " + ALL.format("c"): ("reduction",),
     "f32[2x6x5x8, nhwc] -> group_norm(3) -> " + ALL.format("h"): ("reduction",),
-    "f32[4x6x5x7, nhwc] -> batch_norm_training -> " + ALL.format("w"): ("normalization",),
+    BATCH: ("normalization",),
     "f32[2x4x16x32, bhsd] -> attention -> " + ALL.format("d"): ("attention",),
 }
 
@@ -46,7 +48,7 @@ def named(templates: tuple[type[Template], ...], plan: str) -> list[type[Templat
     return [each for each in templates if each.name in PLANS[plan]]
 
 
-CASES = [(plan, each) for plan in PLANS for each in named(CPU, plan)]
+CASES = [(plan, each) for plan in PLANS for each in named(CPU, plan)] + [(BATCH, Reduction)]
 GPU_CASES = [(plan, each) for plan in PLANS for each in named(GPU, plan)]
 
 

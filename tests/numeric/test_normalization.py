@@ -14,8 +14,8 @@ import fuseplan.backends.cpu.backend
 import fuseplan.tensors.arrays
 from forced import forced, narrowed, refusal_of
 from fuseplan.backends.cpu.templates import TEMPLATES
-from fuseplan.backends.cpu.templates.normalization import Normalization
 from fuseplan.backends.cpu.templates.pointwise import Pointwise
+from fuseplan.backends.cpu.templates.reduction import Reduction
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.lower import lower
 from fuseplan.kernels.match import match
@@ -67,18 +67,18 @@ def kernel_of(text: str) -> Kernel:
     return lower(match(FusionPlan.parse(text)))
 
 
-def knobs_of(text: str, width: int = 64, threads: int = 2) -> list[Normalization]:
-    made = Normalization.candidates(kernel_of(text), narrowed(width, threads), "default")
-    return [each for each in made if isinstance(each, Normalization)]
+def knobs_of(text: str, width: int = 64, threads: int = 2) -> list[Reduction]:
+    made = Reduction.candidates(kernel_of(text), narrowed(width, threads), "default")
+    return [each for each in made if isinstance(each, Reduction)]
 
 
-def every_knob(text: str, width: int, threads: int = 2) -> list[Normalization]:
+def every_knob(text: str, width: int, threads: int = 2) -> list[Reduction]:
     """Each way to run a plan, with large and small blocks, with stores past the caches and without."""
-    found: dict[Normalization, None] = {}
+    found: dict[Reduction, None] = {}
     for l2_bytes in (1 << 20, 1 << 14):
         target = replace(narrowed(width, threads), l2_bytes=l2_bytes, l3_bytes=0)
-        made = Normalization.candidates(kernel_of(text), target, "default")
-        found |= dict.fromkeys(each for each in made if isinstance(each, Normalization))
+        made = Reduction.candidates(kernel_of(text), target, "default")
+        found |= dict.fromkeys(each for each in made if isinstance(each, Reduction))
     return list(found)
 
 
@@ -88,7 +88,7 @@ def every_knob(text: str, width: int, threads: int = 2) -> list[Normalization]:
 @pytest.mark.parametrize("tensor", [*TENSORS, *LONG])
 def test_any_shape_and_layout(tensor: str, chain: str, width: int) -> None:
     plan = plan_of(f"f32[{tensor}] -> {chain}")
-    assert_trained(forced(plan, Normalization, narrowed(width, threads=2)), training_arrays(plan))
+    assert_trained(forced(plan, Reduction, narrowed(width, threads=2)), training_arrays(plan))
 
 
 @pytest.mark.part(6)
@@ -97,7 +97,7 @@ def test_any_shape_and_layout(tensor: str, chain: str, width: int) -> None:
 @pytest.mark.parametrize("tensor", ["9x13x9x11", "9x13x9x11, nhwc", "4x5x17x19", "33x20"])
 def test_any_chain_and_dtype(tensor: str, dtype: str, chain: str) -> None:
     plan = plan_of(f"{dtype}[{tensor}] -> {chain}")
-    assert_trained(forced(plan, Normalization, narrowed(32, threads=2)), training_arrays(plan))
+    assert_trained(forced(plan, Reduction, narrowed(32, threads=2)), training_arrays(plan))
 
 
 @WIDTHS
@@ -108,7 +108,7 @@ def test_images_of_one_element_share_their_operands(tensor: str, mode: str, widt
     plan = plan_of(f"f64[{tensor}] -> {around} -> batch_norm_training({mode}, saved=False) -> {around}")
     arrays = training_arrays(plan)
     want, _ = evaluated(plan, arrays)
-    got = forced(plan, Normalization, narrowed(width))(**arrays)
+    got = forced(plan, Reduction, narrowed(width))(**arrays)
     np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-9)
 
 
@@ -118,7 +118,7 @@ def test_images_of_one_element_share_their_operands(tensor: str, mode: str, widt
 @pytest.mark.part(2)
 def test_strided_src(strides: str, chain: str, width: int) -> None:
     plan = plan_of(f"f32[2x3x5x7, strides={strides}] -> {chain}")
-    assert_trained(forced(plan, Normalization, narrowed(width)), training_arrays(plan))
+    assert_trained(forced(plan, Reduction, narrowed(width)), training_arrays(plan))
 
 
 @pytest.mark.part(6)
@@ -131,7 +131,7 @@ def test_every_knob(tensor: str, chain: str, width: int) -> None:
     text = f"f32[{tensor}] -> {chain}"
     plan, arrays = plan_of(text), training_arrays(FusionPlan.parse(text))
     for template in every_knob(text, width):
-        assert_trained(forced(plan, Normalization, narrowed(width, threads=2), template), arrays)
+        assert_trained(forced(plan, Reduction, narrowed(width, threads=2), template), arrays)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -147,7 +147,7 @@ def test_any_small_tensor(src: Any, chain: str, width: int, threads: int) -> Non
     ):  # two nearly equal numbers have a deviation that no digit of their mean can be spared for
         src = type(src)((3 + src.batch, *src.shape[1:]), src.dtype, src.layout)
     plan = plan_of(f"{src} -> {chain}")
-    assert_trained(forced(plan, Normalization, narrowed(width, threads)), training_arrays(plan))
+    assert_trained(forced(plan, Reduction, narrowed(width, threads)), training_arrays(plan))
 
 
 @pytest.mark.parametrize("chain", ["batch_norm_training(running=True) -> relu", BACKWARD])
@@ -159,9 +159,9 @@ def test_the_same_numbers_on_any_number_of_threads(tensor: str, chain: str) -> N
     plan, arrays = plan_of(text), training_arrays(FusionPlan.parse(text))
     updated = [each.key for each in plan.results if each.updated]
 
-    def outcome(template: Normalization, threads: int) -> Any:
+    def outcome(template: Reduction, threads: int) -> Any:
         own = {key: arrays[key].copy() for key in updated}
-        return forced(plan, Normalization, narrowed(64, threads), template)(**{**arrays, **own})
+        return forced(plan, Reduction, narrowed(64, threads), template)(**{**arrays, **own})
 
     chosen = knobs_of(text)
     for folded in {each.folded for each in chosen}:
@@ -182,7 +182,7 @@ def test_a_large_mean_costs_no_digits_of_many_elements(tensor: str) -> None:
     src = (1000 + generator.standard_normal(plan.src.shape, np.float32)).astype(np.float32)
     channels = plan.src.channels
     ones, rest = np.ones(channels, np.float32), np.zeros(channels, np.float32)
-    compiled = forced(plan, Normalization, narrowed(64, threads=2))
+    compiled = forced(plan, Reduction, narrowed(64, threads=2))
     got = compiled(src, scale=ones, shift=rest, running_mean=rest.copy(), running_variance=ones.copy())
     axes = (0, *range(2, src.ndim))
     count = src.size / channels
@@ -207,7 +207,7 @@ def test_f64_keeps_its_digits_at_any_mean(tensor: str, mode: str) -> None:
         for template in knobs_of(text):
             given = {key: array.copy() for key, array in arrays.items()} | {"src": src}
             given["running_variance"][...] = 0
-            got = forced(plan, Normalization, narrowed(64, threads=2), template)(**given)
+            got = forced(plan, Reduction, narrowed(64, threads=2), template)(**given)
             np.testing.assert_allclose(got.saved_mean, center + mean, rtol=2.3e-16)
             np.testing.assert_allclose(got.running_variance, variance, rtol=1e-13)
 
@@ -221,7 +221,7 @@ def test_sums_keep_the_stated_bound(tensor: str) -> None:
     bound = knobs_of(text)[0].error_bound(kernel_of(text))
     assert bound < 1e-5
     for template in knobs_of(text):
-        got = forced(plan, Normalization, narrowed(64, threads=2), template)(**arrays)
+        got = forced(plan, Reduction, narrowed(64, threads=2), template)(**arrays)
         want = wide(arrays["src"]).sum((0, 2, 3))
         np.testing.assert_allclose(got.shift_gradient, want, rtol=bound)
 
@@ -232,7 +232,7 @@ def test_nothing_outside_dst_is_written_nor_outside_src_read(tensor: str, width:
     text = f"f32[{tensor}] -> batch_norm_backward(relu)"
     plan, arrays = plan_of(text), training_arrays(FusionPlan.parse(text))
     for template in every_knob(text, width):
-        compiled = forced(plan, Normalization, narrowed(width), template)
+        compiled = forced(plan, Reduction, narrowed(width), template)
         want = compiled(**arrays)[0]
         src, x, dst = guarded(plan.src), guarded(plan.src), guarded(plan.output)
         src[...], x[...] = arrays["src"], arrays["input"]
@@ -247,7 +247,7 @@ def test_stores_past_the_caches_from_any_address(tensor: str, ahead: int) -> Non
     text = f"f32[{tensor}] -> batch_norm_training -> relu"
     plan, arrays = plan_of(text), training_arrays(FusionPlan.parse(text))
     for template in every_knob(text, 32):
-        compiled = forced(plan, Normalization, narrowed(32, threads=2), template)
+        compiled = forced(plan, Reduction, narrowed(32, threads=2), template)
         want = compiled(**arrays).out
         room = np.full(plan.output.size + 80, 7, np.float32)
         steps = [step * 4 for step in plan.output.element_strides]
@@ -261,7 +261,7 @@ def test_stores_past_the_caches_from_any_address(tensor: str, ahead: int) -> Non
 def test_rows_that_begin_anywhere_are_not_written_past_the_caches() -> None:
     kernel = kernel_of("f32[6x17x3x5, nhwc] -> batch_norm_training")
     with pytest.raises(ValueError, match="whole vectors"):
-        Normalization(False, False, 17, stream=True).emit(kernel, narrowed(64))
+        Reduction(17, split=True, stream=True).emit(kernel, narrowed(64))
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f64"])
@@ -271,7 +271,7 @@ def test_infinity_and_nan_reach_the_numbers_that_they_reach_in_float64(tensor: s
     for bad, knobs, place in product((np.nan, np.inf, -np.inf), knobs_of(text), ((1, 2, 0, 1), (0, 2, 0, 0))):
         plan, arrays = plan_of(text), training_arrays(FusionPlan.parse(text))
         arrays["src"][place] = bad
-        got = forced(plan, Normalization, narrowed(64), knobs)(**arrays)
+        got = forced(plan, Reduction, narrowed(64), knobs)(**arrays)
         with np.errstate(all="ignore"):
             out, results = evaluated(plan, arrays)
         for one, want in zip(got, (out, *results.values()), strict=True):
@@ -284,7 +284,7 @@ def test_a_result_given_is_written_and_only_an_updated_one_read() -> None:
     plan, arrays = plan_of(text), training_arrays(FusionPlan.parse(text))
     old = {key: arrays[key].copy() for key in ("running_mean", "running_variance")}
     given_ = {key: np.full(5, np.nan, np.float32) for key in ("saved_mean", "saved_inverse_variance")}
-    got = forced(plan, Normalization, narrowed(32, threads=2))(**arrays, **given_)
+    got = forced(plan, Reduction, narrowed(32, threads=2))(**arrays, **given_)
     x = wide(arrays["src"])
     assert got.saved_mean is given_["saved_mean"]
     np.testing.assert_allclose(given_["saved_mean"], x.mean((0, 2, 3)), rtol=1e-5, atol=1e-6)
@@ -295,7 +295,7 @@ def test_a_result_given_is_written_and_only_an_updated_one_read() -> None:
 def test_what_a_cache_holds_is_read_once_from_memory() -> None:
     text = "f32[64x512x14x14] -> batch_norm_training -> relu"
     kernel, target = kernel_of(text), narrowed(64, threads=2)
-    whole, split = (next(each for each in knobs_of(text) if each.whole == kept) for kept in (True, False))
+    whole, split = (next(each for each in knobs_of(text) if each.split == kept) for kept in (False, True))
     src = kernel.src.nbytes
     assert src <= whole.traffic(kernel, target).read < 1.01 * src
     assert 2 * src <= split.traffic(kernel, target).read < 2.01 * src
@@ -304,7 +304,7 @@ def test_what_a_cache_holds_is_read_once_from_memory() -> None:
 
 def test_a_pass_that_does_not_need_src_does_not_read_it() -> None:
     kernel = kernel_of("f32[64x512x14x14, nhwc] -> batch_norm_backward(statistics=recomputed)")
-    knobs = next(iter(Normalization.candidates(kernel, narrowed(64), "default")))
+    knobs = next(iter(Reduction.candidates(kernel, narrowed(64), "default")))
     moved = knobs.traffic(kernel, narrowed(64)).read / kernel.src.nbytes
     assert 5 <= moved < 5.01  # input for its moments, then both, twice
 
@@ -342,14 +342,14 @@ def test_a_row_is_read_again_where_no_multiprocessor_holds_it(text: str, again: 
 def test_no_other_template_takes_statistics(chain: str, template: Any) -> None:
     kernel = kernel_of(f"f32[4x8x6x6, nhwc] -> {chain}")
     refusal = first_refusal(template.limits(kernel, narrowed(32), "default"))
-    assert (refusal is None) == (template is Normalization)
+    assert (refusal is None) == (template is Reduction)
 
 
 def test_a_plan_without_statistics_is_refused_and_pointwise_names_the_operator() -> None:
     for chain in ("relu", "conv2d(8, kernel=1)"):
-        refusal = refusal_of(f"f32[1x8x6x6] -> {chain}", Normalization, narrowed(32))
+        refusal = refusal_of(f"f32[1x8x6x6] -> {chain}", Reduction, narrowed(32))
         assert refusal is not None
-        assert refusal.reason is Reason.NO_NORMALIZATION
+        assert refusal.reason is Reason.NO_REDUCTION
     refusal = refusal_of("f32[1x8x6x6] -> relu -> batch_norm_training", Pointwise, narrowed(32))
     assert refusal is not None
     assert refusal.reason is Reason.NORMALIZATION_IN_POINTWISE

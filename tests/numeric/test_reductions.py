@@ -198,7 +198,7 @@ def test_the_first_of_equal_elements_in_parts(cells: int, parts: int) -> None:
     plan = FusionPlan.parse("f32[3x9001] -> argmax(1)")
     src = np.zeros((3, 9001), np.float32)
     src[0, [7, 8000]], src[1, [4999, 5000]], src[2, [8999, 9000]] = 1, np.nan, 3
-    compiled = forced(plan, Reduction, narrowed(32, threads=2), Reduction(cells, parts))
+    compiled = forced(plan, Reduction, narrowed(32, threads=2), Reduction(cells, parts, split=True))
     np.testing.assert_array_equal(compiled(src), [7, 4999, 8999])
 
 
@@ -213,16 +213,16 @@ def test_indices_that_f32_does_not_hold() -> None:
 @pytest.mark.parametrize(
     ("plan", "cut"),
     [
-        ("f32[3x9001] -> add -> softmax", Reduction(1, 3)),
-        ("f32[3x9001] -> add -> softmax", Reduction(2, 2)),
-        ("f32[5x600x13] -> softmax(1)", Reduction(8, 3)),
-        ("f32[5x600x13] -> sum(1) -> add", Reduction(8, 2)),
-        ("f64[2x3x5000, strides=20000:6000:1] -> sum -> tanh", Reduction(1, 4)),
-        ("f32[700x21] -> log_softmax(0)", Reduction(16, 2)),
+        ("f32[3x9001] -> add -> softmax", Reduction(1, 3, split=True)),
+        ("f32[3x9001] -> add -> softmax", Reduction(2, 2, split=True)),
+        ("f32[5x600x13] -> softmax(1)", Reduction(8, 3, split=True)),
+        ("f32[5x600x13] -> sum(1) -> add", Reduction(8, 2, split=True)),
+        ("f64[2x3x5000, strides=20000:6000:1] -> sum -> tanh", Reduction(1, 4, split=True)),
+        ("f32[700x21] -> log_softmax(0)", Reduction(16, 2, split=True)),
         ("f32[4x3x50x70, strides=10500:1:210:3 of bhsc] -> layer_norm", Reduction(3, 1)),
-        ("f32[2x3x2x9000, strides=108000:9000:27000:1 of bhsc] -> layer_norm", Reduction(1, 2)),
+        ("f32[2x3x2x9000, strides=108000:9000:27000:1 of bhsc] -> layer_norm", Reduction(1, 2, split=True)),
         ("f32[2x12x9x7, nhwc] -> relu -> group_norm(4) -> add", Reduction(24, 1, folded=True)),
-        ("f16[2x30x20x30, nhwc] -> group_norm(3) -> relu", Reduction(16, 2, folded=True)),
+        ("f16[2x30x20x30, nhwc] -> group_norm(3) -> relu", Reduction(16, 2, split=True, folded=True)),
         ("f64[3x22x5x7, nhwc] -> group_norm(2, affine=False)", Reduction(99, 1, folded=True)),
         ("f32[40x21x3x3] -> softmax((0, 2, 3))", Reduction(63, 1, folded=True)),
     ],

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fuseplan.language.reduction import NUMPY_JOINS, STATISTICS, Statistic, merged, reduce
+from fuseplan.language.arithmetic import NUMPY_JOINS
+from fuseplan.language.reduction import STATISTICS, Statistic, merged, reduce
 from fuseplan.scalar import NUMPY, fold, leaf
 
 NAMES = dict.fromkeys(("Sums", "Max", "Min", "Product"), ("a",))

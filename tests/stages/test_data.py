@@ -5,10 +5,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from fuseplan.errors import ArgumentError
+from fuseplan.language.dtypes import dtype_of
 from fuseplan.language.tensor import TensorSpec
-from fuseplan.measure.data import INPUTS, deviation, laid_out, random_arrays, reference, stored
+from fuseplan.measure.data import INPUTS, deviation, evaluated, laid_out, random_arrays, reference, stored
+from fuseplan.measure.spaces import torch_dtype
+from fuseplan.op import Op
+from fuseplan.ops import OPERATORS
 from fuseplan.plans.plan import FusionPlan
 
 PLAN = "[2x8x6x7, nhwc] -> conv2d(4, kernel=3) -> bias -> add -> batch_norm -> relu"
@@ -126,3 +131,20 @@ def test_deviation_sees_what_is_not_finite_and_another_shape() -> None:
     assert deviation(unknown, infinite) == deviation(infinite, unknown) == np.inf
     assert deviation(unknown, unknown) == 0
     assert deviation(np.ones(3), np.ones(2)) == np.inf
+
+
+@pytest.mark.parametrize("kind", OPERATORS, ids=lambda kind: kind.name)
+def test_the_meaning_on_torch_tensors_is_that_on_arrays(kind: type[Op]) -> None:
+    for text, op in kind.samples():
+        plan = FusionPlan(text, op)
+        arrays = random_arrays(plan, 3)
+        out, results = evaluated(plan, arrays)
+        dtypes = {"src": plan.src.dtype} | {each.key: each.dtype for each in (*plan.operands, *plan.results)}
+        tensors = {
+            key: torch.from_numpy(array.view(dtype_of(dtypes[key]).array)).view(torch_dtype(dtypes[key]))
+            for key, array in arrays.items()
+        }
+        got, made = evaluated(plan, tensors)
+        assert made.keys() == results.keys()
+        for theirs, ours in zip((got, *made.values()), (out, *results.values()), strict=True):
+            np.testing.assert_allclose(theirs.numpy(), ours, rtol=1e-12, atol=1e-12, err_msg=f"{plan}")

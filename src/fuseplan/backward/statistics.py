@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from fuseplan.backward.factors import Chain, Piece
@@ -25,35 +26,29 @@ from fuseplan.ops.rows import LayerNorm, RmsNorm
 from fuseplan.ops.training import BatchNormBackward, BatchNormTraining
 from fuseplan.plans.step import Step
 
+BACKWARD: dict[type[Op], Callable[..., Op]] = {
+    LayerNorm: LayerNormBackward,
+    RmsNorm: RmsNormBackward,
+    GroupNorm: GroupNormBackward,
+    InstanceNorm: InstanceNormBackward,
+    Softmax: SoftmaxBackward,
+    LogSoftmax: LogSoftmaxBackward,
+}
 
-@gradient.register
-def _(op: LayerNorm, walk: Walk, step: Step, chain: Chain) -> Chain:
-    return _of_rows(walk, step, chain, replace(op, affine=False), LayerNormBackward(op.affine, op.epsilon))
 
-
-@gradient.register
-def _(op: RmsNorm, walk: Walk, step: Step, chain: Chain) -> Chain:
-    return _of_rows(walk, step, chain, replace(op, affine=False), RmsNormBackward(op.affine, op.epsilon))
-
-
-@gradient.register
-def _(op: GroupNorm, walk: Walk, step: Step, chain: Chain) -> Chain:
-    backward = GroupNormBackward(op.groups, op.affine, op.epsilon)
-    return _of_rows(walk, step, chain, replace(op, affine=False), backward)
+def _backward(op: Op) -> Op:
+    """The gradient of an operator by src: an operator with the same fields."""
+    return BACKWARD[type(op)](**{name: value for name, value, _ in op.written()})
 
 
 @gradient.register
-def _(op: InstanceNorm, walk: Walk, step: Step, chain: Chain) -> Chain:
-    return _of_rows(walk, step, chain, replace(op, affine=False), InstanceNormBackward(op.affine, op.epsilon))
-
-
-def _of_rows(walk: Walk, step: Step, chain: Chain, plain: Op, backward: Op) -> Chain:
+def _(op: LayerNorm | RmsNorm | GroupNorm | InstanceNorm, walk: Walk, step: Step, chain: Chain) -> Chain:
     """The gradients of shift and scale, sums over the rows, and of src, by the statistics of a row.
 
     The scale's reads the normalized rows, which a kernel of their own computes again times the gradient:
     sums along a row and sums over the rows are two kernels. Groups of an image are as rows.
     """
-    at = walk.before(step)
+    at, plain = walk.before(step), replace(op, affine=False)
     for operand in walk.wanted(step):
         if operand.name == "shift":
             chain = walk.operand(step, operand, (), chain, is_read_again=True)
@@ -65,7 +60,7 @@ def _of_rows(walk: Walk, step: Step, chain: Chain, plain: Op, backward: Op) -> C
         )
         rows = Chain(walk.emit(again, f"{operand.key}_products"), step.dst.with_dtype(operand.dtype))
         walk.operand(step, operand, (), rows, is_read_again=False)
-    return chain.then([Piece(backward, (("input", at), *walk.operands(step).items()))])
+    return chain.then([Piece(_backward(op), (("input", at), *walk.operands(step).items()))])
 
 
 @gradient.register
@@ -84,13 +79,8 @@ def _(op: BatchNormTraining, walk: Walk, step: Step, chain: Chain) -> Chain:
 
 
 @gradient.register
-def _(op: Softmax, walk: Walk, step: Step, chain: Chain) -> Chain:
-    return chain.then([Piece(SoftmaxBackward(axes=op.axes), (("result", walk.after(step)),))])
-
-
-@gradient.register
-def _(op: LogSoftmax, walk: Walk, step: Step, chain: Chain) -> Chain:
-    return chain.then([Piece(LogSoftmaxBackward(axes=op.axes), (("result", walk.after(step)),))])
+def _(op: Softmax | LogSoftmax, walk: Walk, step: Step, chain: Chain) -> Chain:
+    return chain.then([Piece(_backward(op), (("result", walk.after(step)),))])
 
 
 @gradient.register

@@ -5,7 +5,7 @@ The float64 meaning is written here once, for NumPy's arrays and torch's tensors
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from math import inf
@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from fuseplan.language.arithmetic import ARRAYS, Arithmetic
 from fuseplan.language.derivative import derivative
 from fuseplan.scalar import Scalar, fold, leaf, tanh
 
@@ -127,78 +128,62 @@ class Attend:
         """Two a product, of the pairs that the places allow."""
         return 2 * self.pairs * (self.size + self.features)
 
-    def evaluate(
-        self,
-        given: Mapping[str, Any],
-        dst: Any,
-        sums: Any,
-        meanings: Mapping[str, Callable[..., Any]],
-        largest: Callable[..., Any],
-        like: Callable[[Any], Any] = np.asarray,
-    ) -> None:
-        """Writes dst, and in `sums` the logarithm of each query's sum of exponentials, in float64.
+    def evaluate(self, given: Mapping[str, Any], by: Arithmetic = ARRAYS) -> tuple[Any, Any]:
+        """dst (b, h, s, features), and the logarithm of each query's sum of exponentials (b, h, s).
 
         Args:
             given: `query` (b, h, s, d), `key`, `value`, and `bias`, `mask`, `lengths` where there are such.
-            dst: (b, h, s, features).
-            sums: (b, h, s).
-            meanings: of the scalar functions for tensors of this kind.
-            largest: the maximum over axes, likewise.
-            like: makes a tensor of this kind of a NumPy array.
+            by: the arithmetic of these tensors.
         """
-        where = meanings["where"]
-        for batch, head, rows, keys, _, scores in self._scored(given, meanings, like):
+        where, largest, around = by.table["where"], by.joins["maximum"], tuple(given["query"].shape[:3])
+        dst, sums = by.empty((*around, self.features)), by.empty(around)
+        for batch, head, rows, keys, _, scores in self._scored(given, by):
             value = given["value"][batch, head // self.group][keys]
             top = largest(scores, 1, keepdims=True) if scores.shape[1] else scores.sum(1)[:, None] - inf
             top = where(top == -inf, 0.0, top)
-            weights = meanings["exp"](scores - top)
+            weights = by.table["exp"](scores - top)
             total = weights.sum(1)[:, None]
             dst[batch, head, rows] = weights @ value / where(total == 0, 1.0, total)
-            sums[batch, head, rows] = (meanings["log"](total) + top)[:, 0]
+            sums[batch, head, rows] = (by.table["log"](total) + top)[:, 0]
+        return dst, sums
 
-    def differentiate(
-        self,
-        given: Mapping[str, Any],
-        gradients: Mapping[str, Any],
-        meanings: Mapping[str, Callable[..., Any]],
-        like: Callable[[Any], Any] = np.asarray,
-    ) -> None:
-        """Adds the gradients of query, key and value to `gradients`, which are zero at first, in float64.
+    def differentiate(self, given: Mapping[str, Any], by: Arithmetic = ARRAYS) -> dict[str, Any]:
+        """The gradients of query, key and value, in float64.
 
         Args:
             given: as for `evaluate`, and `grad` (b, h, s, features), `lse` and `delta` (b, h, s).
-            gradients: `query`, `key` and `value`, shaped like these.
-            meanings: as for `evaluate`.
-            like: likewise.
+            by: as for `evaluate`.
         """
-        for batch, head, rows, keys, products, scores in self._scored(given, meanings, like):
+        gradients = {name: by.zeros(tuple(given[name].shape)) for name in ("query", "key", "value")}
+        for batch, head, rows, keys, products, scores in self._scored(given, by):
             own, at = (batch, head, rows), (batch, head // self.group, keys)
             lse, delta = given["lse"][own][:, None], given["delta"][own][:, None]
-            weights = meanings["exp"](scores - meanings["where"](lse == -inf, 0.0, lse))
+            weights = by.table["exp"](scores - by.table["where"](lse == -inf, 0.0, lse))
             by_weights = given["grad"][own] @ given["value"][at].swapaxes(0, 1)
-            by_scores = weights * (by_weights - delta) * fold(self.slope, {"x": products}, meanings)
+            by_scores = weights * (by_weights - delta) * fold(self.slope, {"x": products}, by.table)
             gradients["query"][own] += by_scores @ given["key"][at]
             gradients["key"][at] += by_scores.swapaxes(0, 1) @ given["query"][own]
             gradients["value"][at] += weights.swapaxes(0, 1) @ given["grad"][own]
+        return gradients
 
     def _scored(
-        self, given: Mapping[str, Any], meanings: Mapping[str, Callable[..., Any]], like: Callable[[Any], Any]
+        self, given: Mapping[str, Any], by: Arithmetic
     ) -> Iterator[tuple[int, int, slice, slice, Any, Any]]:
         """Image, head, some queries and the keys of the image; their products, and their scores."""
-        where = meanings["where"]
+        where = by.table["where"]
         for batch, head, rows in self._blocks():
             at = {"b": batch, "h": head, "s": rows, "t": slice(None)}
             keys = slice(max(0, int(given["lengths"][batch])) if self.is_padded else None)
             key = given["key"][batch, head // self.group][keys]
             products = given["query"][batch, head, rows] @ key.swapaxes(0, 1)
-            scores = fold(self.score, {"x": products}, meanings)
+            scores = fold(self.score, {"x": products}, by.table)
             if self.bias_axes:
                 scores = scores + given["bias"][tuple(at[axis] for axis in self.bias_axes)][..., keys]
             if self.mask_axes:
                 mask = given["mask"][tuple(at[axis] for axis in self.mask_axes)][..., keys]
                 scores = where(mask == 0, -inf, scores)
             if self.is_banded:
-                scores = where(like(self._hidden(rows))[..., keys] > 0, -inf, scores)
+                scores = where(by.table["const"](self._hidden(rows))[..., keys] > 0, -inf, scores)
             yield batch, head, rows, keys, products, scores
 
     def _blocks(self) -> Iterator[tuple[int, int, slice]]:
@@ -229,6 +214,11 @@ class AttendGradient:
 
     attend: Attend
     by: str
+
+    def evaluate(self, given: Mapping[str, Any], by: Arithmetic = ARRAYS) -> tuple[Any, Any]:
+        """The gradient, and that of value besides; the arguments are as for `Attend.differentiate`."""
+        made = self.attend.differentiate(given, by)
+        return made[self.by], made["value"]
 
     @property
     def text(self) -> str:

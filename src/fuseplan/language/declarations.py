@@ -235,12 +235,6 @@ def extents(src: TensorSpec, per: str, block: int = 1) -> Shape:
     return whole if per == "element" else whole or (1,)
 
 
-def broadcast(value: Array, shape: Sequence[int], axes: Sequence[int], block: int = 1) -> Array:
-    """An array with some of the axes, in float64, lined up with a tensor of `shape`."""
-    made: Array = lined_up(np.asarray(value, np.float64), shape, axes, block)
-    return made
-
-
 def lined_up(value: Any, shape: Sequence[int], axes: Sequence[int], block: int = 1) -> Any:
     """A tensor with some axes of another one, with as many axes: (c,) as (1, c, 1, 1).
 

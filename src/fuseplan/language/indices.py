@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fuseplan.errors import PlanError
@@ -11,7 +11,7 @@ from fuseplan.language.layouts import dense
 from fuseplan.language.reduction import indices
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.messages.excerpt import shown
-from fuseplan.scalar import NUMPY, Scalar, fold, indices_of, leaves_of
+from fuseplan.scalar import Scalar, fold, indices_of, leaves_of
 
 EXACT_IN_F32 = 2**24  # indices below it
 
@@ -34,10 +34,12 @@ def steps_of(name: str, spec: TensorSpec) -> tuple[int, ...]:
     return steps
 
 
-def evaluated(root: Scalar, leaves: Mapping[str, Any], spec: TensorSpec) -> Any:
-    """A formula's value in float64 at all elements of a tensor; `leaves` has all values but for indices."""
-    places = {name: indices(spec.shape, steps_of(name, spec)) for name in indices_of(root)}
-    return fold(root, {**leaves, **places}, NUMPY)
+def evaluated(
+    root: Scalar, leaves: Mapping[str, Any], spec: TensorSpec, table: Mapping[str, Callable[..., Any]]
+) -> Any:
+    """A formula's value at all elements of a tensor; `leaves` has all values but for indices."""
+    places = {name: table["const"](indices(spec.shape, steps_of(name, spec))) for name in indices_of(root)}
+    return fold(root, {**leaves, **places}, table)
 
 
 def check_indices(root: Scalar, src: TensorSpec) -> None:

@@ -16,21 +16,15 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
+from fuseplan.language.arithmetic import ARRAYS, Arithmetic
 from fuseplan.language.layouts import dense
-from fuseplan.scalar import NUMPY, Scalar, call, const, exp, fold, leaf, leaves_of, text, where
+from fuseplan.scalar import Scalar, call, const, exp, fold, leaf, leaves_of, text, where
 
 T = TypeVar("T")
 
 INDEX = "index()"  # the leaf of an element's place among the reduced ones; no key has parentheses
 # Functions that join terms, each with its identity: the value of no terms.
 JOINS = {"add": 0.0, "mul": 1.0, "maximum": -inf, "minimum": inf}
-# The float64 meaning of each over axes that stay with extent 1.
-NUMPY_JOINS: dict[str, Callable[..., Any]] = {
-    "add": np.add.reduce,
-    "mul": np.multiply.reduce,
-    "maximum": np.maximum.reduce,
-    "minimum": np.minimum.reduce,
-}
 
 
 @dataclass(frozen=True)
@@ -265,9 +259,7 @@ def reduce(
     leaves: Mapping[str, Any],
     shape: Sequence[int],
     axes: tuple[int, ...],
-    meanings: Mapping[str, Callable[..., Any]] = NUMPY,
-    joins: Mapping[str, Callable[..., Any]] = NUMPY_JOINS,
-    broadcast: Callable[..., Any] = np.broadcast_to,
+    by: Arithmetic = ARRAYS,
 ) -> dict[str, Any]:
     """The numbers of a statistic in float64, by name; the reduced axes stay, with extent 1.
 
@@ -276,17 +268,15 @@ def reduce(
         leaves: the values of its expressions' leaves: float64 arrays that broadcast over `shape`.
         shape: extents of all elements.
         axes: the axes that are reduced.
-        meanings: the functions of `fuseplan.scalar` for arrays of this kind.
-        joins: the functions of JOINS over axes, likewise.
-        broadcast: spreads an array over a shape, likewise.
+        by: the arithmetic of arrays of this kind.
     """
     state: dict[str, Any] = {}
     if statistic.reads_index and INDEX not in leaves:
-        leaves = {**leaves, INDEX: meanings["const"](indices(shape, dense(shape, axes)))}
+        leaves = {**leaves, INDEX: by.table["const"](indices(shape, dense(shape, axes)))}
     for part in statistic.parts:
-        terms = broadcast(fold(part.term, {**leaves, **state}, meanings), shape)
-        state[part.name] = joins[part.join](terms, axes, keepdims=True)
+        terms = by.broadcast(fold(part.term, {**leaves, **state}, by.table), shape)
+        state[part.name] = by.joins[part.join](terms, axes, keepdims=True)
     return {
-        name: fold(number, state, meanings)
+        name: fold(number, state, by.table)
         for name, number in zip(statistic.names, statistic.numbers, strict=True)
     }

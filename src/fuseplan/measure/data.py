@@ -15,9 +15,8 @@ from fuseplan.errors import ArgumentError, did_you_mean
 from fuseplan.language.declarations import Operand
 from fuseplan.language.dtypes import DType, dtype_of
 from fuseplan.language.tensor import MAX_BYTES, Dense, TensorSpec
-from fuseplan.measure import float64
 from fuseplan.measure.edges import settle
-from fuseplan.measure.spaces import HOST, Draws, Shape, Tensor, Tensors, exact, space_of, space_on
+from fuseplan.measure.spaces import HOST, Draws, Shape, Tensor, Tensors, arithmetic_of, exact, space_on
 from fuseplan.ops.attention import Attending
 from fuseplan.ops.conversion import Scaled
 from fuseplan.ops.embedding import Embedding
@@ -175,7 +174,8 @@ def reference(plan: FusionPlan, tensors: Tensors) -> Tensor:
 def evaluated(plan: FusionPlan, tensors: Tensors, slip: float = 0.0) -> tuple[Tensor, dict[str, Tensor]]:
     """`reference`, and the plan's results by key, in float64; statistics are off by `slip`, relative."""
     if is_torch(tensors["src"]):
-        return float64.evaluated(plan, tensors, slip)
+        src = tensors["src"].double()
+        return plan.meaning(src, tensors, {}, slip, arithmetic_of(src))
     dtypes = {"src": plan.src.dtype} | {each.key: each.dtype for each in plan.operands}
     wide = {key: exact(array, dtypes.get(key)) for key, array in tensors.items()}
     return plan.evaluate(wide.pop("src"), wide, slip=slip)
@@ -209,7 +209,7 @@ def deviation(got: Tensor, want: Tensor, besides: float = 0.0, dtype: str | None
 def largest(values: Tensor, counted: Tensor) -> float:
     """The largest absolute value of the counted elements; 0 of none."""
     # Not values[counted], whose index takes 32 bytes an element on a GPU.
-    sizes = space_of(values).meanings["where"](counted, abs(values), 0.0)
+    sizes = arithmetic_of(values).table["where"](counted, abs(values), 0.0)
     return float(sizes.max()) if math.prod(sizes.shape) else 0.0
 
 

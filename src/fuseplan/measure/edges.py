@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from fuseplan.measure.float64 import reduced
-from fuseplan.measure.spaces import Tensor, Tensors, leaves_of, space_of
+from fuseplan.measure.spaces import Tensor, Tensors, arithmetic_of, exact
+from fuseplan.op import Given
+from fuseplan.ops.normalization import Names
 from fuseplan.ops.training import BatchNormBackward
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.scalar import fold
@@ -24,16 +25,17 @@ def settle(plan: FusionPlan, tensors: Tensors) -> None:
     step = plan.steps[0] if plan.steps else None
     if step is None or not isinstance(step.op, BatchNormBackward) or "shift" not in step.keys:
         return
-    src, shift = tensors["src"], step.keys["shift"]
-    space = space_of(src)
-    leaves = {**leaves_of(step, src, tensors), "x": space.meanings["const"](1.0)}
-    *moments, sums = step.op.reductions(step.leaves, step.src)
+    src, op = tensors["src"], step.op
+    x = exact(src)
+    by, operands = arithmetic_of(x), {each.name: exact(tensors[each.key]) for each in step.operands}
+    leaves = {**op.leaf_values(Given(x, step.src, operands, {}, by=by)), "x": by.table["const"](1.0)}
+    *moments, sums = op.reductions(Names(), step.src)
     with np.errstate(all="ignore"):
         for each in moments:
-            leaves |= reduced(each, leaves, step)
+            leaves |= op.reduced(each, leaves, step.src, by)
 
         def gradient(side: float) -> Tensor:
-            return fold(sums.expressions[0], {**leaves, shift: leaves[shift] + side}, space.meanings)
+            return fold(sums.expressions[0], {**leaves, "shift": leaves["shift"] + side}, by.table)
 
         mask = abs(gradient(NEAR) - gradient(-NEAR)) > JUMP
-    src[space.broadcast(mask, step.src.shape)] = 0
+    src[by.broadcast(mask, step.src.shape)] = 0

@@ -12,13 +12,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fuseplan.language.declarations import lined_up
+from fuseplan.language.arithmetic import ARRAYS, Arithmetic
 from fuseplan.language.dtypes import DTYPES, HELD, STORED, dtype_of, narrow, widen
-from fuseplan.language.reduction import NUMPY_JOINS
 from fuseplan.language.tensor import Dense, TensorSpec
 from fuseplan.language.words import random, rows
-from fuseplan.plans.step import Step
-from fuseplan.scalar import CASTS, NUMPY
+from fuseplan.scalar import CASTS
 from fuseplan.tensors import arrays
 
 Tensor = Any  # a NumPy array, or a torch.Tensor; torch is optional, and imported when first used
@@ -36,9 +34,9 @@ class Draws(NamedTuple):
 class Host:
     """NumPy's arrays. Random values are drawn in float64 and rounded once."""
 
-    meanings: Mapping[str, Callable[..., Any]] = NUMPY
-    joins: Mapping[str, Callable[..., Any]] = NUMPY_JOINS
-    broadcast = staticmethod(np.broadcast_to)
+    def arithmetic(self, _: Tensor) -> Arithmetic:
+        """That of arrays."""
+        return ARRAYS
 
     def draws(self, seed: int | None) -> Draws:
         """Random values; without a seed, other values each time."""
@@ -82,22 +80,26 @@ class Device:
         same = ("add", "sub", "mul", "div", "neg", "abs", "maximum", "minimum", "pow", "exp", "expm1", "log",
                 "log1p", "sqrt", "tanh", "erf", "round", "where", "gt", "ge")  # fmt: skip
         self._torch, self._device = torch, device
-        self.meanings: dict[str, Callable[..., Any]] = {name: getattr(torch, name) for name in same}
-        self.meanings["const"] = lambda value: torch.tensor(value, dtype=torch.float64, device=device)
-        self.meanings |= {fn: partial(self._held, dtype) for fn, dtype in CASTS.items()}
-        self.meanings |= rows(torch.Tensor.long, lambda x: self._held("i32", x).long())
-        self.meanings |= {
-            "bits": int,
-            "number": torch.Tensor.double,
-            "random": partial(random, self.meanings),
-        }
-        self.broadcast = torch.broadcast_to
-        self.joins: dict[str, Callable[..., Any]] = {
-            "add": torch.sum,
-            "mul": self._product,
-            "maximum": torch.amax,
-            "minimum": torch.amin,
-        }
+        table: dict[str, Callable[..., Any]] = {name: getattr(torch, name) for name in same}
+        table["const"] = lambda value: torch.tensor(value, dtype=torch.float64, device=device)
+        table |= {fn: partial(self._held, dtype) for fn, dtype in CASTS.items()}
+        table |= rows(torch.Tensor.long, lambda x: self._held("i32", x).long())
+        table |= {"bits": int, "number": torch.Tensor.double, "random": partial(random, table)}
+        joins = {"add": torch.sum, "mul": self._product, "maximum": torch.amax, "minimum": torch.amin}
+        self._table, self._joins = table, joins
+
+    def arithmetic(self, like: Tensor) -> Arithmetic:
+        """That of tensors, in the dtype of one of them."""
+        return Arithmetic(
+            "tensors",
+            {**self._table, "const": like.new_tensor},
+            self._joins,
+            self._torch.broadcast_to,
+            like.new_empty,
+            wide=lambda tensor: tensor.to(like.dtype),
+            whole=self._torch.Tensor.long,
+            own=lambda tensor: tensor,
+        )
 
     def _held(self, dtype: str, values: Tensor) -> Tensor:
         """Float64 numbers as elements of a dtype hold them; saturated where torch does not define them."""
@@ -162,6 +164,11 @@ def space_of(tensor: Tensor) -> Space:
     return space_on(str(tensor.device)) if arrays.is_torch(tensor) else HOST
 
 
+def arithmetic_of(tensor: Tensor) -> Arithmetic:
+    """How tensors of its kind and dtype are computed with: of NumPy's, in float64."""
+    return space_of(tensor).arithmetic(tensor)
+
+
 def torch_dtype(name: str) -> Any:
     """torch's dtype of ours."""
     import torch
@@ -188,27 +195,3 @@ def exact(tensor: Tensor, dtype: str | None = None) -> Tensor:
     In NumPy bf16 and fp8 are of ml_dtypes or bits: uint16, and uint8 of the `dtype`, f8e4m3 unless told.
     """
     return space_of(tensor).exact(tensor, dtype)
-
-
-def leaves_of(
-    step: Step, x: Tensor, tensors: Tensors, values: Mapping[str, float] | None = None, dtype: Any = None
-) -> dict[str, Tensor]:
-    """The leaves of a step's formulas by key, each to be broadcast over x.
-
-    Args:
-        step: the operator at its place.
-        x: its src.
-        tensors: operands, earlier values and old values of updated results, by key.
-        values: parameters by key, in the place of the plan's own.
-        dtype: torch's, of the leaves; float64 unless told.
-    """
-    space = space_of(x)
-    leaves: dict[str, Tensor] = {"x": x}
-    found = {held.key: (held.axes, held.block) for held in step.operands}
-    found |= {each.key: (each.axes, 1) for each in step.results if each.updated}
-    for key, (axes, block) in found.items():
-        value = space.exact(tensors[key]) if dtype is None else tensors[key].to(dtype)
-        leaves[key] = lined_up(value, x.shape, axes, block)
-    leaves |= {key: tensors[key] for key in step.op.again.values()}
-    const, given = space.meanings["const"] if dtype is None else x.new_tensor, values or {}
-    return leaves | {each.key: const(given.get(each.key, each.value)) for each in step.parameters}

@@ -14,15 +14,6 @@ from fuseplan.measure.layers import Layer
 from fuseplan.measure.torch_functions import Stage, per_channel, stage_of
 
 
-def stages_in_place(layers: Sequence[Layer]) -> list[Stage]:
-    """What torch calls for each operator; all but the first overwrite what they are given, where they can.
-
-    Raises:
-        CannotRunError: torch is not taught an operator here.
-    """
-    return [in_place(layer) if place else stage_of(layer) for place, layer in enumerate(layers)]
-
-
 def in_place(layer: Layer) -> Stage:
     """What torch calls for an operator behind another one.
 

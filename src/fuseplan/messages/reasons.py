@@ -75,7 +75,7 @@ class Reason(Catalogue):
     )
     NO_REDUCTION = (
         "the plan has no statistics over axes of its own choice, such as softmax's",
-        f"`normalization` takes statistics per channel or activation; {OTHERS}",
+        f"`normalization` takes statistics per channel or activation on a GPU; {OTHERS}",
     )
     CONTRACTION_AND_NORMALIZATION = (
         "one kernel holds a contraction or an operator with statistics, not both",

@@ -7,19 +7,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import isfinite, sqrt
 
-import numpy as np
-
 from fuseplan.errors import PlanError
 from fuseplan.language import layouts
 from fuseplan.language.attend import Attend, AttendGradient
 from fuseplan.language.declarations import Array, Beside, operand, result, word
 from fuseplan.language.extents import is_integer, outermost_first
 from fuseplan.language.fields import real, refused
-from fuseplan.language.reduction import NUMPY_JOINS
 from fuseplan.language.tensor import Dense, TensorSpec
 from fuseplan.messages.excerpt import shown
 from fuseplan.op import Given, Op, operator
-from fuseplan.scalar import NUMPY
 
 AXES = "bhst"  # of the scores
 COUNTS = ("keys", "key_heads", "features", "window")
@@ -157,10 +153,8 @@ class Attention(Attending):
 
     def meaning(self, given: Given) -> tuple[Array, dict[str, Array]]:
         """The softmax and the product in float64, and the logarithms of the sums."""
-        made, src = self.attend(given.spec), given.src
-        dst, sums = np.empty((*src.shape[:3], made.features)), np.empty(src.shape[:3])
-        with np.errstate(all="ignore"):  # infinities and NaN are results like any other
-            made.evaluate({**given.operands, "query": src}, dst, sums, NUMPY, NUMPY_JOINS["maximum"])
+        known = {**given.operands, "query": given.src}
+        dst, sums = self.centre(given.spec).evaluate(known, given.by)
         return dst, {"lse": sums} if self.return_lse else {}
 
     @classmethod
@@ -220,10 +214,8 @@ class AttentionGradient(Attending):
     def meaning(self, given: Given) -> tuple[Array, dict[str, Array]]:
         """The gradients in float64."""
         known = {**given.operands, "query": given.src}
-        made = {name: np.zeros(known[name].shape) for name in ("query", "key", "value")}
-        with np.errstate(all="ignore"):  # infinities and NaN are results like any other
-            self.attend(given.spec).differentiate(known, made, NUMPY)
-        return made[self.by], {"value_gradient": made["value"]} if _is_by_key(self) else {}
+        dst, value = self.centre(given.spec).evaluate(known, given.by)
+        return dst, {"value_gradient": value} if _is_by_key(self) else {}
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:

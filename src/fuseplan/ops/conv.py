@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import KW_ONLY
 from math import prod
-
-import numpy as np
+from typing import Any
 
 from fuseplan.errors import PlanError
+from fuseplan.language.arithmetic import ARRAYS, Arithmetic
 from fuseplan.language.declarations import Array, Shape, count, operand, word
 from fuseplan.language.fields import refused
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.op import Given, Op, operator
-from fuseplan.ops.windows import Padding, PerAxis, Window, Windowed, windows_of
+from fuseplan.ops.windows import Padding, PerAxis, Window, Windowed, columns_of
 
 PRECISIONS = ("full", "tf32")
 
@@ -102,41 +101,28 @@ class Conv(OfConvolution):
 
     def meaning(self, given: Given) -> tuple[Array, dict[str, Array]]:
         """The correlation in float64."""
-        return correlation(given.src, given.operands["weight"], self.window(given.spec), self.groups), {}
-
-    @classmethod
-    @abstractmethod
-    def samples(cls) -> Iterator[tuple[str, Op]]:
-        """Tensors and convolutions of them."""
+        weight = given.operands["weight"]
+        return correlation(given.src, weight, self.window(given.spec), self.groups, given.by), {}
 
 
-def correlation(src: Array, weight: Array, window: Window, groups: int) -> Array:
-    """For each image and group, the windows of src as rows, times the weight.
+def correlation(src: Array, weight: Any, window: Window, groups: int, by: Arithmetic = ARRAYS) -> Array:
+    """For each image and group, the weight times the windows of src as columns.
 
     Args:
         src: (n, c, *spatial).
         weight: (features, c/groups, *kernel); with an axis of images in front, each has its own.
         window: how it moves over src.
         groups: of channels and features.
+        by: the arithmetic of the arrays.
     """
-    each = weight if weight.ndim > src.ndim else np.broadcast_to(weight, (len(src), *weight.shape))
-    dst = np.empty((len(src), each.shape[1], *window.dst))
-    for image, own, result in zip(windows_of(src, window), each, dst, strict=True):
-        parts = (np.split(some, groups) for some in (image, result, own))
-        for rows, features, matrix in zip(*parts, strict=True):
-            columns = columns_of(rows, len(window.kernel))
-            with np.errstate(all="ignore"):  # infinities and NaN are results like any other
-                # Not by `tensordot`: a factor of one element is an axpy there, and makes 0 of 0 * inf.
-                product = np.matmul(matrix.reshape(-1, columns.shape[0]), columns)
-            features[...] = product.reshape(features.shape)
+    is_each = weight.ndim > src.ndim
+    features = weight.shape[is_each]
+    rows = weight.reshape(-1, groups, features // groups, prod(weight.shape[is_each + 1 :]))
+    dst: Array = by.empty((len(src), features, *window.dst))
+    for some, columns in columns_of(src, window, groups, by):
+        # Not by `tensordot`: a factor of one element is an axpy there, and makes 0 of 0 * inf.
+        dst[some] = ((rows[some] if is_each else rows) @ columns).reshape(-1, *dst.shape[1:])
     return dst
-
-
-def columns_of(windows: Array, axes: int) -> Array:
-    """Windows (c, *positions, *kernel) as a matrix: a row a weight of a feature, a column a position."""
-    taps, beside_channels = range(-axes, 0), range(1, 1 + axes)  # the kernel's axes, and as a weight has them
-    rows = np.moveaxis(windows, tuple(taps), tuple(beside_channels))
-    return rows.reshape(prod(rows.shape[: 1 + axes]), -1)
 
 
 @operator
@@ -154,7 +140,7 @@ class Conv1d(Conv):
     def samples(cls) -> Iterator[tuple[str, Op]]:
         """Each attribute, on odd sizes."""
         yield "f32[2x3x11]", cls(5, kernel=3)
-        yield "f32[1x4x13, nwc]", cls(6, kernel=4, stride=3, padding=((2, 1),), dilation=2, groups=2)
+        yield "f32[3x4x13, nwc]", cls(6, kernel=4, stride=3, padding=((2, 1),), dilation=2, groups=2)
 
 
 @operator
@@ -176,10 +162,10 @@ class Conv2d(Conv):
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
         """Each attribute, on odd sizes."""
-        yield "f32[1x5x6x7, nhwc]", cls(7, kernel=1)
+        yield "f32[3x5x6x7, nhwc]", cls(7, kernel=1)
         yield "f32[2x3x9x11]", cls(5, kernel=3, padding=1)
         yield "f32[2x3x9x8, nhwc]", cls(4, kernel=(3, 5), stride=2, padding="same")
-        yield "f32[1x6x9x10]", cls(9, kernel=3, stride=(1, 2), padding=((0, 1), (2, 1)), dilation=2, groups=3)
+        yield "f32[2x6x9x10]", cls(9, kernel=3, stride=(1, 2), padding=((0, 1), (2, 1)), dilation=2, groups=3)
         yield "f32[2x7x5x6, nhwc]", cls(7, kernel=3, padding=1, groups=7)
 
 
@@ -197,7 +183,7 @@ class Conv3d(Conv):
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
         """Each attribute, on odd sizes."""
-        yield "f32[1x3x4x5x6]", cls(5, kernel=3, padding=1)
+        yield "f32[2x3x4x5x6]", cls(5, kernel=3, padding=1)
         yield "f32[2x4x5x3x7, ndhwc]", cls(6, kernel=(1, 3, 2), stride=(2, 1, 3), padding="same", groups=2)
 
 

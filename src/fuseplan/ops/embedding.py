@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-
-import numpy as np
+from math import nan
 
 from fuseplan.errors import PlanError
 from fuseplan.language.declarations import Array, Beside, count, operand, word
@@ -73,10 +72,11 @@ class Embedding(Op):
 
     def meaning(self, given: Given) -> tuple[Array, dict[str, Array]]:
         """The rows; NaN where there is none."""
-        at = np.where(given.src < 0, given.src + self.rows * self.from_end, given.src)
+        where = given.by.table["where"]
+        at = where(given.src < 0, given.src + self.rows * self.from_end, given.src)
         is_row = (at >= 0) & (at < self.rows)
-        found = given.operands["weight"][np.where(is_row, at, 0).astype(np.int64)]
-        return np.where(is_row[..., None], found, np.nan), {}
+        found = given.operands["weight"][given.by.whole(where(is_row, at, 0))]
+        return where(is_row[..., None], found, nan), {}
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:

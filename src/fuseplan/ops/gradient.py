@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-
-import numpy as np
+from typing import Any
 
 from fuseplan.language.declarations import Array, count, operand, word
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.op import Given, Op, operator
-from fuseplan.ops.conv import PRECISIONS, OfConvolution, check_precision, columns_of
-from fuseplan.ops.windows import windows_of
+from fuseplan.ops.conv import CONVOLUTIONS, PRECISIONS, OfConvolution, check_precision
+from fuseplan.ops.windows import columns_of
 
 
 @operator
@@ -46,9 +45,7 @@ class LinearWeightGradient(Op):
     def meaning(self, given: Given) -> tuple[Array, dict[str, Array]]:
         """The product in float64."""
         rows = given.operands["grad"].reshape(-1, self.features)
-        with np.errstate(all="ignore"):  # infinities and NaN are results like any other
-            made: Array = rows.T @ given.src.reshape(-1, given.src.shape[-1])
-        return made, {}
+        return rows.T @ given.src.reshape(-1, given.src.shape[-1]), {}
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
@@ -77,15 +74,18 @@ class ConvWeightGradient(OfConvolution):
 
     def meaning(self, given: Given) -> tuple[Array, dict[str, Array]]:
         """The sum in float64: for each image and group, a product of matrices over the positions."""
-        dst, grads = np.zeros(self.weight_shape(given.spec)), given.operands["grad"]
-        for image, grad in zip(windows_of(given.src, self.window(given.spec)), grads, strict=True):
-            parts = (np.split(each, self.groups) for each in (image, grad, dst))
-            for rows, features, weight in zip(*parts, strict=True):
-                columns = columns_of(rows, self.axes)
-                with np.errstate(all="ignore"):  # infinities and NaN are results like any other
-                    made = np.matmul(features.reshape(len(weight), -1), columns.T)
-                    weight[...] += made.reshape(weight.shape)
+        dst, grad = given.by.zeros(self.weight_shape(given.spec)), given.operands["grad"]
+        for some, columns in columns_of(given.src, self.window(given.spec), self.groups, given.by):
+            features = grad[some].reshape(*columns.shape[:2], -1, columns.shape[-1])
+            dst += (features @ columns.swapaxes(-1, -2)).sum(0).reshape(dst.shape)
         return dst, {}
+
+    @classmethod
+    def samples(cls) -> Iterator[tuple[str, Op]]:
+        """Those of the convolution."""
+        for src, op in CONVOLUTIONS[cls.axes - 1].samples():
+            fields: dict[str, Any] = op.attributes()
+            yield src, cls(**fields)
 
 
 @operator
@@ -97,12 +97,6 @@ class Conv1dWeightGradient(ConvWeightGradient):
     """
 
     axes = 1
-
-    @classmethod
-    def samples(cls) -> Iterator[tuple[str, Op]]:
-        """Each attribute, on odd sizes."""
-        yield "f32[2x3x11]", cls(5, kernel=3)
-        yield "f32[3x4x13, nwc]", cls(6, kernel=4, stride=3, padding=((2, 1),), dilation=2, groups=2)
 
 
 @operator
@@ -119,15 +113,6 @@ class Conv2dWeightGradient(ConvWeightGradient):
 
     axes = 2
 
-    @classmethod
-    def samples(cls) -> Iterator[tuple[str, Op]]:
-        """Each attribute, on odd sizes."""
-        yield "f32[3x5x6x7, nhwc]", cls(7, kernel=1)
-        yield "f32[2x3x9x11]", cls(5, kernel=3, padding=1)
-        yield "f32[2x3x9x8, nhwc]", cls(4, kernel=(3, 5), stride=2, padding="same")
-        yield "f32[2x6x9x10]", cls(9, kernel=3, stride=(1, 2), padding=((0, 1), (2, 1)), dilation=2, groups=3)
-        yield "f32[2x7x5x6, nhwc]", cls(7, kernel=3, padding=1, groups=7)
-
 
 @operator
 class Conv3dWeightGradient(ConvWeightGradient):
@@ -138,12 +123,6 @@ class Conv3dWeightGradient(ConvWeightGradient):
     """
 
     axes = 3
-
-    @classmethod
-    def samples(cls) -> Iterator[tuple[str, Op]]:
-        """Each attribute, on odd sizes."""
-        yield "f32[2x3x4x5x6]", cls(5, kernel=3, padding=1)
-        yield "f32[2x4x5x3x7, ndhwc]", cls(6, kernel=(1, 3, 2), stride=(2, 1, 3), padding="same", groups=2)
 
 
 GRADIENTS = (LinearWeightGradient, Conv1dWeightGradient, Conv2dWeightGradient, Conv3dWeightGradient)

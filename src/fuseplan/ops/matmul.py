@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from fuseplan.language.declarations import Array, Shape, count, operand, word
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.op import Given, Op, operator
@@ -50,11 +48,11 @@ class Product(Op):
 
     def meaning(self, given: Given) -> tuple[Array, dict[str, Array]]:
         """The product in float64."""
-        weight, order = given.operands["weight"], given.spec.canonical_order
-        rows = np.transpose(given.src, order).reshape(given.spec.canonical.shape)
-        made = product(rows, weight if self.transposed else np.swapaxes(weight, -2, -1))
-        made = made.reshape(made.shape[-len(order) :])  # one row is a tensor of one axis
-        return np.transpose(made, np.argsort(order)), {}
+        weight, axis = given.operands["weight"], given.spec.channel_axis
+        matrix, rows = weight if self.transposed else weight.swapaxes(-2, -1), given.src.swapaxes(axis, -1)
+        images = rows.shape[0] if rows.ndim > 1 else 1  # one row is a tensor of one axis
+        made = product(rows.reshape(images, -1, rows.shape[-1]).swapaxes(1, 2), matrix).swapaxes(1, 2)
+        return made.reshape(*rows.shape[:-1], self.features).swapaxes(axis, -1), {}
 
 
 def _weight(op: Matmul, src: TensorSpec) -> Shape:
@@ -123,7 +121,5 @@ class Linear(Product):
 
 def product(src: Array, weight: Array) -> Array:
     """src (n, c, ..) times weight (features, c), or (n, features, c), in float64."""
-    rows = np.asarray(src, np.float64).reshape(*src.shape[:2], -1)
-    with np.errstate(all="ignore"):  # infinities and NaN are results like any other
-        made: Array = np.matmul(weight, rows)
+    made: Array = weight @ src.reshape(*src.shape[:2], -1)
     return made.reshape(src.shape[0], weight.shape[-2], *src.shape[2:])

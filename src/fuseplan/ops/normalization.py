@@ -7,14 +7,13 @@ from collections.abc import Mapping
 from math import prod
 from typing import Any, ClassVar
 
-import numpy as np
-
+from fuseplan.language.arithmetic import ARRAYS, Arithmetic
 from fuseplan.language.declarations import Array
 from fuseplan.language.layouts import behind_runs, dense, in_runs
 from fuseplan.language.reduction import INDEX, Statistic, indices, reduce
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.op import Given, Op
-from fuseplan.scalar import NUMPY, Scalar, fold, leaves_of
+from fuseplan.scalar import Scalar, fold, leaves_of
 
 Keys = Mapping[str, str]  # what the plan calls each operand, parameter, result and statistic, by its own name
 
@@ -107,23 +106,22 @@ class Normalization(Op):
         return {INDEX: indices(src.shape, dense(src.shape, self.over(src)))}
 
     def reduced(
-        self, statistic: Statistic, leaves: Mapping[str, Any], src: TensorSpec, *space: Any
+        self, statistic: Statistic, leaves: Mapping[str, Any], src: TensorSpec, by: Arithmetic = ARRAYS
     ) -> dict[str, Any]:
-        """The numbers of a statistic by name; `space` are the last arguments of `language.reduction.reduce`.
+        """The numbers of a statistic by name, as `language.reduction.reduce` makes them.
 
         Reduced axes have extent 1, but for one in runs, where each element has its run's number.
         """
         split, axes = self.split(src), self.over(src)
         if split is None:
-            return reduce(statistic, leaves, src.shape, axes, *space)
+            return reduce(statistic, leaves, src.shape, axes, by)
         axis, shape = split[0], in_runs(src.shape, split)
         seen = {name: each.reshape(in_runs(each.shape, split)) for name, each in leaves.items() if each.ndim}
-        made = reduce(statistic, {**leaves, **seen}, shape, behind_runs(axes, axis), *space)
-        broadcast = space[-1] if space else np.broadcast_to
+        made = reduce(statistic, {**leaves, **seen}, shape, behind_runs(axes, axis), by)
 
         def spread(number: Any) -> Any:
             around, inside = number.shape[: axis + 1], number.shape[axis + 2 :]
-            runs = broadcast(number, (*around, shape[axis + 1], *inside))
+            runs = by.broadcast(number, (*around, shape[axis + 1], *inside))
             return runs.reshape((*around[:-1], src.shape[axis], *inside))
 
         return {name: spread(number) for name, number in made.items()}
@@ -145,16 +143,14 @@ class Normalization(Op):
 
     def meaning(self, given: Given) -> tuple[Array, dict[str, Array]]:
         """The formulas in float64, each reduction over all elements at once."""
-        spec, leaves = given.spec, self.leaf_values(given)
-        leaves |= self.places(spec)
-        with np.errstate(all="ignore"):  # infinities and NaN are results like any other
-            for each in self.reductions(Names(), spec):
-                made_of = self.reduced(each, leaves, spec)
-                leaves |= {name: (1 + given.slip) * number for name, number in made_of.items()}
-            made = {
-                name: fold(each, leaves, NUMPY) for name, each in self.result_formulas(Names(), spec).items()
-            }
-            out = np.broadcast_to(fold(self.formula(Names(), spec), leaves, NUMPY), self.spread_shape(spec))
-            out = out.reshape(self.output(spec).shape).copy()
+        spec, leaves, by = given.spec, self.leaf_values(given), given.by
+        leaves |= {name: by.table["const"](places) for name, places in self.places(spec).items()}
+        for each in self.reductions(Names(), spec):
+            made_of = self.reduced(each, leaves, spec, by)
+            leaves |= {name: (1 + given.slip) * number for name, number in made_of.items()}
+        formulas = self.result_formulas(Names(), spec)
+        made = {name: fold(each, leaves, by.table) for name, each in formulas.items()}
+        out = by.broadcast(fold(self.formula(Names(), spec), leaves, by.table), self.spread_shape(spec))
         shapes = {each.name: each.shape for each in self.results(spec)}
-        return out, {name: self.each_run(made[name], spec).reshape(shape) for name, shape in shapes.items()}
+        results = {name: self.each_run(made[name], spec).reshape(shape) for name, shape in shapes.items()}
+        return by.own(out.reshape(self.output(spec).shape)), results

@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import gcd
 from typing import Any, ClassVar
 
-import numpy as np
-
 from fuseplan.errors import PlanError
 from fuseplan.language.declarations import Along, Array, inner, operand, word
 from fuseplan.language.derivative import derivative, times
@@ -18,7 +16,7 @@ from fuseplan.language.parts import Split, part
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.op import Elementwise, Given, Op, operator
 from fuseplan.ops.activation import Gelu, Relu, Sigmoid, Silu
-from fuseplan.scalar import NUMPY, Scalar, leaf
+from fuseplan.scalar import Scalar, leaf
 
 GATES = ("first", "second")
 
@@ -59,10 +57,8 @@ class Parted(Elementwise):
 
     def meaning(self, given: Given) -> tuple[Array, dict[str, Array]]:
         """The formulas in float64, part by part."""
-        dst: Array = np.empty(self.output(given.spec).shape)
-        with np.errstate(all="ignore"):  # infinities and NaN are results like any other
-            self.split(given.spec).fill(dst, self.formulas(given.spec), self.leaf_values(given), NUMPY)
-        return dst, {}
+        dst, split = given.by.empty(self.output(given.spec).shape), self.split(given.spec)
+        return split.fill(dst, self.formulas(given.spec), self.leaf_values(given), given.by.table), {}
 
 
 class Gated(Parted):

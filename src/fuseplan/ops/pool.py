@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
+from functools import reduce
 from typing import ClassVar
 
 import numpy as np
 
+from fuseplan.language.arithmetic import ARRAYS, Arithmetic
 from fuseplan.language.declarations import Array
-from fuseplan.language.reduction import JOINS, NUMPY_JOINS
+from fuseplan.language.reduction import JOINS
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.op import Given, Op, operator
-from fuseplan.ops.windows import Padding, Pair, PerAxis, Window, Windowed, reach, windows_of
+from fuseplan.ops.windows import Padding, Pair, PerAxis, Window, Windowed, reach, taps_of
 
 
 @dataclass(frozen=True)
@@ -83,18 +84,16 @@ class Pool(Windowed):
     def meaning(self, given: Given) -> tuple[Array, dict[str, Array]]:
         """The windows in float64, joined; for a mean over the number of taps that count."""
         window = self.window(given.spec)
-        return pool(given.src, window, self.join, self.counted(given.spec)), {}
+        return pool(given.src, window, self.join, self.counted(given.spec), given.by), {}
 
 
-def pool(src: Array, window: Window, join: str, counted: Sequence[Pair]) -> Array:
+def pool(src: Array, window: Window, join: str, counted: Sequence[Pair], by: Arithmetic = ARRAYS) -> Array:
     """The elements under each window joined, in float64; for a mean over the number of taps that count."""
-    taps = tuple(range(-len(window.kernel), 0))
-    with np.errstate(all="ignore"):  # infinities and NaN are results like any other
-        made: Array = NUMPY_JOINS[join](windows_of(src, window, JOINS[join]), axis=taps)
-        for axis, ends in enumerate(counted):
-            spread = [1] * len(src.shape)
-            spread[2 + axis] = window.dst[axis]
-            made = made / taps_counted(window, axis, ends).reshape(spread)
+    made: Array = reduce(by.table[join], taps_of(src, window, by, JOINS[join]))
+    for axis, ends in enumerate(counted):
+        spread = [1] * len(src.shape)
+        spread[2 + axis] = window.dst[axis]
+        made = made / by.table["const"](taps_counted(window, axis, ends)).reshape(spread)
     return made
 
 
@@ -113,11 +112,6 @@ class MaxPool(Pool):
     onnx = "MaxPool"
     join = "maximum"
 
-    @classmethod
-    @abstractmethod
-    def samples(cls) -> Iterator[tuple[str, Op]]:
-        """Tensors and pools of them."""
-
 
 @dataclass(frozen=True)
 class AvgPool(Pool):
@@ -135,11 +129,6 @@ class AvgPool(Pool):
             return tuple((0, extent) for extent in src.spatial)
         padding = Windowed.window(self, src).padding
         return tuple((-low, extent + high) for extent, (low, high) in zip(src.spatial, padding, strict=True))
-
-    @classmethod
-    @abstractmethod
-    def samples(cls) -> Iterator[tuple[str, Op]]:
-        """Tensors and pools of them."""
 
 
 @operator

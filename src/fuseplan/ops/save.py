@@ -41,7 +41,7 @@ class Save(Elementwise):
     def meaning(self, given: Given) -> tuple[Array, dict[str, Array]]:
         """The value, twice."""
         out, _ = super().meaning(given)
-        return out, {self.key: out.copy()}
+        return out, {self.key: given.by.own(out)}
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
+from math import prod
 from typing import Any, ClassVar
 
-import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
-
 from fuseplan.errors import PlanError, near_miss
+from fuseplan.language.arithmetic import Arithmetic
 from fuseplan.language.declarations import Array, Shape
 from fuseplan.language.extents import is_integer
 from fuseplan.language.fields import positive, refused
@@ -19,6 +20,7 @@ from fuseplan.op import Op
 Pair = tuple[int, int]
 PerAxis = int | tuple[int, ...]
 Padding = int | str | tuple[int | Pair, ...]
+COLUMNS_BYTES = 1 << 25  # of windows in float64 that are in memory at once, but for those of one image
 
 
 @dataclass(frozen=True)
@@ -148,14 +150,31 @@ class Windowed(Op):
         return tuple(self._pair(value) for value in self._axes_of("padding", self.padding))
 
 
-def windows_of(src: Array, window: Window, fill: float = 0.0) -> Array:
-    """The elements under the window at each place: (n, c, *dst, *kernel), a view of the padded src."""
-    axes = len(window.kernel)
-    padded = np.pad(np.asarray(src, np.float64), ((0, 0), (0, 0), *window.padding), constant_values=fill)
-    reaches = tuple(map(reach, window.kernel, window.dilation))
-    steps = [slice(None, None, step) for step in (1, 1, *window.stride, *window.dilation)]
-    everywhere: Array = sliding_window_view(padded, reaches, axis=tuple(range(2, 2 + axes)))
-    return everywhere[tuple(steps)]
+def taps_of(src: Array, window: Window, by: Arithmetic, fill: float = 0.0) -> Iterator[Array]:
+    """What each position of the kernel meets of the padded src: (n, c, *dst), a view."""
+    ends = list(zip(src.shape[2:], window.padding, strict=True))
+    padded = by.empty((*src.shape[:2], *(extent + sum(pair) for extent, pair in ends)))
+    padded[...] = fill
+    padded[(..., *(slice(low, low + extent) for extent, (low, _) in ends))] = src
+    for tap in product(*map(range, window.kernel)):
+        starts = (at * apart for at, apart in zip(tap, window.dilation, strict=True))
+        under = [
+            slice(start, start + (extent - 1) * step + 1, step)
+            for start, step, extent in zip(starts, window.stride, window.dst, strict=True)
+        ]
+        yield padded[(..., *under)]
+
+
+def columns_of(src: Array, window: Window, groups: int, by: Arithmetic) -> Iterator[tuple[slice, Any]]:
+    """Of some images at a time, a matrix for each group: a row a channel and tap, a column a position."""
+    size = src.shape[1] * prod(window.kernel) * prod(window.dst)
+    images = max(1, COLUMNS_BYTES // (8 * size))
+    for some in (slice(begin, begin + images) for begin in range(0, len(src), images)):
+        seen = list(taps_of(src[some], window, by))
+        made = by.empty((len(src[some]), src.shape[1], len(seen), *window.dst))
+        for tap, each in enumerate(seen):
+            made[:, :, tap] = each
+        yield some, made.reshape(len(made), groups, -1, prod(window.dst))
 
 
 def reach(taps: int, dilation: int) -> int:

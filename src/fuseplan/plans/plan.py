@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fuseplan.errors import ArgumentError, PlanError, Unsupported, a_thing, counted, did_you_mean, near_miss
+from fuseplan.language.arithmetic import ARRAYS, Arithmetic
 from fuseplan.language.declarations import Array, Operand, Parameter, Result
 from fuseplan.language.extents import extents_in
 from fuseplan.language.fields import refused
@@ -25,7 +26,7 @@ from fuseplan.op import Op
 from fuseplan.ops.normalization import Normalization
 from fuseplan.ops.save import Save
 from fuseplan.plans import naming
-from fuseplan.plans.given import check_keys, number, wide
+from fuseplan.plans.given import given_by_key, wide
 from fuseplan.plans.notebook import PlanTable
 from fuseplan.plans.step import Step
 from fuseplan.plans.text import check_count, named_text, parse_json, parse_plan, plan_json, plan_text
@@ -322,24 +323,23 @@ class FusionPlan(PlanTable):
         if self.is_open:
             extents = extents_in("src", np.shape(src), self._src.shape)
             return self.with_extents(*extents).evaluate(src, operands, parameters, slip)
-        given = parameters or {}
-        shapes = {each.key: each.shape for each in self.operands}
-        shapes |= {each.key: each.shape for each in self.results if each.updated}
-        check_keys("operand", operands, shapes, required=True)
-        check_keys("parameter", given, {each.key for each in self.parameters}, required=False)
-        arrays = {key: wide(key, operands[key], shape) for key, shape in shapes.items()}
-        out = wide("src", src, self._src.shape)
-        results: dict[str, Array] = {}
+        arrays, values = given_by_key(self._steps, operands, parameters or {})
+        return self.meaning(wide("src", src, self._src.shape), arrays, values, slip)
+
+    def meaning(
+        self,
+        src: Any,
+        tensors: Mapping[str, Any],
+        values: Mapping[str, float],
+        slip: float = 0.0,
+        by: Arithmetic = ARRAYS,
+    ) -> tuple[Any, dict[str, Any]]:
+        """`evaluate` without checks, for tensors of any kind; the arguments are as for `Step.evaluate`."""
+        results: dict[str, Any] = {}
         for step in self._steps:
-            mine = {name: arrays[key] for name, key in step.keys.items() if key in arrays}
-            mine |= {name: results[key] for name, key in step.op.again.items()}
-            numbers = {
-                each.name: number(each.key, step.title, given.get(each.key, each.value))
-                for each in step.parameters
-            }
-            out, made = step.op.evaluate(out, mine, numbers, slip, step.src.names)
-            results |= {step.keys[name]: array for name, array in made.items()}
-        return out, results | {name: out[index] for name, index in self.views.items()}
+            src, made = step.evaluate(src, {**tensors, **results}, values, slip, by)
+            results |= made
+        return src, results | {name: src[index] for name, index in self.views.items()}
 
 
 def as_plan(plan: FusionPlan | str) -> FusionPlan:

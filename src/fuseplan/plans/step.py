@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from fuseplan.language.arithmetic import ARRAYS, Arithmetic
 from fuseplan.language.declarations import Operand, Parameter, Result
 from fuseplan.language.indices import steps_of
 from fuseplan.language.tensor import TensorSpec
@@ -45,6 +48,29 @@ class Step:
     def leaves(self) -> dict[str, str]:
         """`keys`, and the plan's names of statistics and of earlier values."""
         return self.keys | dict(self.statistics) | self.op.again
+
+    def evaluate(
+        self,
+        x: Any,
+        tensors: Mapping[str, Any],
+        values: Mapping[str, float],
+        slip: float = 0.0,
+        by: Arithmetic = ARRAYS,
+    ) -> tuple[Any, dict[str, Any]]:
+        """The output, and the results by key, as `Op.evaluate` gives them.
+
+        Args:
+            x: the input.
+            tensors: operands, earlier values and old values of updated results by key.
+            values: parameters by key, in the place of the plan's own.
+            slip: as for `Op.evaluate`.
+            by: likewise.
+        """
+        keys = self.keys
+        given = {name: tensors[key] for name, key in (keys | self.op.again).items() if key in tensors}
+        numbers = {each.name: values.get(each.key, each.value) for each in self.parameters}
+        out, made = self.op.evaluate(x, given, numbers, slip, self.src.names, by)
+        return out, {keys[name]: tensor for name, tensor in made.items()}
 
     @property
     def formulas(self) -> tuple[Scalar, ...]:

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from fuseplan.measure.float64 import attended, formed, looked_up
-from fuseplan.ops.attention import Attending
+from fuseplan.measure.spaces import arithmetic_of
+from fuseplan.op import Given
 from fuseplan.ops.conv import Conv
 from fuseplan.ops.embedding import Embedding
 from fuseplan.ops.matmul import Product
@@ -44,14 +44,13 @@ def evaluated(
             continue
         if isinstance(step.op, Embedding):
             compute = DTYPES[step.dst.compute_dtype]
-            x = looked_up(step, step.op, src, tensors).to(compute)
+            table = tensors[step.keys["weight"]]
+            rows: Any = step.op.meaning(Given(src, step.src, {"weight": table}, {}, by=arithmetic_of(table)))
+            x = rows[0].to(compute)
             if step.op.padding >= 0:
                 x = torch.where((src == step.op.padding)[..., None], x.detach(), x)
             continue
-        if isinstance(step.op, Attending):
-            x, made = attended(step, step.op, x, tensors)
-        else:
-            x, made = formed(step, x, tensors | results, values)
+        x, made = step.evaluate(x, tensors | results, values, by=arithmetic_of(x))
         results |= made
     saved = [results[each.key].to(DTYPES[each.spec.dtype]) for each in plan.results]
     return [x.to(DTYPES[plan.output.dtype]), *saved]

@@ -25,7 +25,7 @@ from fuseplan.messages.reasons import Claim, Reason, claim
 _CYCLES_A_SECOND = 3.0e9
 _PRODUCTS_A_CYCLE = 2  # vector multiply-adds
 _BYTES_A_SECOND = 20.0e9  # memory, one core
-_PHASE_SECONDS = 1.0e-6
+PHASE_SECONDS = 1.0e-6
 _MOST_BYTES = 2**47  # addresses of a process on x86-64, and of the usual one on ARM
 
 
@@ -71,7 +71,7 @@ def seconds(
     rate = _CYCLES_A_SECOND * _PRODUCTS_A_CYCLE * 2 * lanes * efficiency * target.threads
     cached = 3 if traffic.total < target.l3_bytes else 1
     moving = traffic.total / (_BYTES_A_SECOND * cached * min(target.threads, 4))
-    return max(flops / rate, moving) + phases * _PHASE_SECONDS
+    return max(flops / rate, moving) + phases * PHASE_SECONDS
 
 
 def paid(moved: Traffic, target: Target, *, stream: bool) -> Traffic:

@@ -16,10 +16,10 @@ from fuseplan.kernels.gradients import KernelTensor
 from fuseplan.kernels.kernel import Kernel, KernelOperand, Output, Stage
 from fuseplan.kernels.lookup import Lookup
 from fuseplan.language.attend import Attend, AttendGradient
-from fuseplan.language.declarations import broadcast
+from fuseplan.language.declarations import lined_up
 from fuseplan.language.dtypes import narrow
 from fuseplan.language.layouts import dense
-from fuseplan.language.reduction import INDEX, NUMPY_JOINS, indices, reduce
+from fuseplan.language.reduction import INDEX, indices, reduce
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.ops.conv import correlation
 from fuseplan.ops.matmul import product
@@ -91,9 +91,9 @@ class Interpreter:
         given = {each.role: leaves[each.key] for each in self.kernel.operands if each.strides}
         given["query"] = x.transpose(0, 2, 3, 1)  # b, h, s, d
         with np.errstate(all="ignore"):
-            dst, beside = _attended(attention, given)
+            dst, beside = attention.evaluate(given)
         leaves |= {each.key: beside for each in self.kernel.results}
-        return dst.transpose(0, 3, 1, 2)
+        return np.asarray(dst).transpose(0, 3, 1, 2)
 
     def _applied(
         self,
@@ -148,29 +148,17 @@ class Interpreter:
         inner = of.shape[len(of.shape) - len(of.axes) + 1 :]  # the extents in front of them are one axis
         ordered = values.reshape(-1, *inner).transpose(np.argsort(of.axes or (0,)))
         shape = self.kernel.shape_of(of).shape
-        return broadcast(ordered, shape, sorted(of.axes), max(of.blocks, default=1))
+        return np.asarray(lined_up(ordered, shape, sorted(of.axes), max(of.blocks, default=1)))
 
     def _write(self, result: Output, address: int, leaves: Mapping[str, Any]) -> None:
         """A result from the statistics and, where it is updated, its old value."""
         steps = result.strides or dense(result.shape, range(len(result.shape)))
         lying = Buffer(address, result.shape, result.dtype, steps, False, None).numpy()
         shape = self.kernel.src.shape
-        old = {result.key: broadcast(lying, shape, result.axes)} if result.updated else {}
+        old = {result.key: lined_up(lying.astype(np.float64), shape, result.axes)} if result.updated else {}
         with np.errstate(all="ignore"):
             made = fold(result.expression, {**leaves, **old}, NUMPY)
         lying[...] = narrow(made, result.dtype).reshape(result.shape)
-
-
-def _attended(centre: Attend | AttendGradient, given: Mapping[str, Array]) -> tuple[Array, Array]:
-    """Attention and the logarithms of its sums; or the gradient of query, or of key, and that of value."""
-    if isinstance(centre, AttendGradient):
-        gradients = {name: np.zeros(given[name].shape) for name in ("query", "key", "value")}
-        centre.attend.differentiate(given, gradients, NUMPY)
-        return gradients[centre.by], gradients["value"]
-    dst = np.empty((*given["query"].shape[:3], centre.features))
-    sums = np.empty(dst.shape[:3])
-    centre.evaluate(given, dst, sums, NUMPY, NUMPY_JOINS["maximum"])
-    return dst, sums
 
 
 def _reduced(reduction: Reduction, x: Array, leaves: Mapping[str, Any]) -> dict[str, Any]:
@@ -190,15 +178,17 @@ def apply(stage: Stage, x: Array, leaves: Mapping[str, Any], shape: Sequence[int
 
 def convolve(convolution: Contraction, x: Array, weight: Array) -> Array:
     """The operators' own reference; `weight` is in canonical order."""
-    if convolution.is_matrix_product and convolution.groups == 1:
-        return product(x, weight.reshape(-1, convolution.features, convolution.channels))
-    return correlation(x, weight, _window(convolution), convolution.groups)
+    with np.errstate(all="ignore"):  # infinities and NaN are results like any other
+        if convolution.is_matrix_product and convolution.groups == 1:
+            return product(x, weight.reshape(-1, convolution.features, convolution.channels))
+        return correlation(x, weight, _window(convolution), convolution.groups)
 
 
 def pooled(convolution: Contraction, x: Array) -> Array:
     """The operators' own reference."""
     assert convolution.pool is not None  # by the caller
-    return pool(x, _window(convolution), convolution.pool.join, convolution.pool.counted)
+    with np.errstate(all="ignore"):
+        return pool(x, _window(convolution), convolution.pool.join, convolution.pool.counted)
 
 
 def _window(of: Contraction) -> Window:

@@ -10,7 +10,6 @@ from fuseplan.backends.cpu.templates.attention_gradient import AttentionGradient
 from fuseplan.backends.cpu.templates.depthwise import Depthwise, Grouped
 from fuseplan.backends.cpu.templates.depthwise_planes import DepthwisePlanes, GroupedPlanes
 from fuseplan.backends.cpu.templates.direct import Direct
-from fuseplan.backends.cpu.templates.normalization import Normalization
 from fuseplan.backends.cpu.templates.planes import Planes
 from fuseplan.backends.cpu.templates.pointwise import Pointwise
 from fuseplan.backends.cpu.templates.reduction import Reduction
@@ -29,7 +28,6 @@ TEMPLATES: tuple[type[Template], ...] = (
     ProductSummary,
     Attention,
     AttentionGradient,
-    Normalization,
     Reduction,
     Pointwise,
 )

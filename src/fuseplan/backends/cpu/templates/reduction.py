@@ -1,21 +1,21 @@
-"""Operators with statistics over any axes: softmax, sums, means and maxima."""
+"""Operators with statistics: per channel or activation, or over any axes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from math import log2
+from dataclasses import dataclass, replace
+from math import log2, prod
 from typing import ClassVar
 
 from fuseplan.backends.cpu import model
-from fuseplan.backends.cpu.loops import STREAMED_RUN, line_elements
-from fuseplan.backends.cpu.template import CpuTemplate
-from fuseplan.backends.cpu.templates.reduction_loops import CHUNK, ROWS, Cut, chunking
+from fuseplan.backends.cpu.templates import reduction_cuts as cuts
+from fuseplan.backends.cpu.templates.reduction_loops import CHUNK, ROWS, Cut
 from fuseplan.backends.cpu.templates.reduction_writer import ReductionWriter
 from fuseplan.backends.lattice import Lattice
 from fuseplan.kernels.centre import Summary
 from fuseplan.kernels.emit import Source
-from fuseplan.kernels.kernel import Kernel
+from fuseplan.kernels.kernel import Kernel, KernelOperand
+from fuseplan.kernels.packing import Packing
 from fuseplan.kernels.target import Target
 from fuseplan.kernels.template import (
     Accuracy,
@@ -23,7 +23,6 @@ from fuseplan.kernels.template import (
     Traffic,
     accuracy_claim,
     block_claim,
-    lanes,
     result_claim,
     unit_roundoff,
 )
@@ -31,36 +30,20 @@ from fuseplan.language.dtypes import dtype_of
 from fuseplan.messages.reasons import Claim, Reason, claim
 from fuseplan.scalar import functions
 
-_TASK = 2048  # elements: fewer are not worth another thread
-_WIDEST = 1024  # columns of a task: their states stay in the first cache
-_NARROWEST = 64  # bytes of a row that are worth fetching alone
-_SHORT = 128  # elements: a run of fewer is better columns, where there are rows of them
-_FOLDED = 8  # times the run: with fewer rows, gathering the columns of cells costs more than it saves
+_TILE_SECONDS = 1.0e-8  # to add up the lanes of one tile
 
 
 @dataclass(frozen=True)
-class Reduction(CpuTemplate):
-    """Statistics over any axes, then one element for each cell, or all elements once more.
+class Reduction(Cut):
+    """Statistics of all elements of each cell, then one element for each cell, or all elements once more.
+
+    A cell is a channel, an activation, or a place along the axes that are kept.
 
     reads:  src and operands once for each statistic, and once more where dst has src's axes; once in all
-            where a unit's elements stay in the second cache
-    writes: dst once
-    chosen: for every plan with statistics over other axes than a normalization's
-
-    Attributes:
-        cells: cells of a task, or columns where src's innermost axis is kept.
-        parts: parts of the elements of a cell, each a task of its own; their states are gathered.
-        near: the elements of a cell, or of the columns of a task, stay in the second cache: each level of a
-            statistic's parts has a pass of its own.
-        stream: writes go past the caches.
-        folded: lanes are columns of which several belong to a cell; otherwise, elements of one cell or cells.
+            where the elements of a task stay in the second cache
+    writes: dst and the results once
+    chosen: for every plan with statistics but those of a product's rows
     """
-
-    cells: int
-    parts: int
-    near: bool = False
-    stream: bool = False
-    folded: bool = False
 
     name: ClassVar[str] = "reduction"
     opens: ClassVar[bool] = True
@@ -68,90 +51,71 @@ class Reduction(CpuTemplate):
 
     @classmethod
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
-        yield claim(kernel.has_cells and not isinstance(kernel.centre, Summary), Reason.NO_REDUCTION)
-        yield block_claim(kernel)
+        is_summary = isinstance(kernel.centre, Summary)
+        yield claim(kernel.reductions is not None and not is_summary, Reason.NO_REDUCTION)
+        if kernel.has_cells:
+            yield block_claim(kernel)
         lattice = Lattice(kernel)
-        is_outer = kernel.open_axis is None or lattice.is_along or bool(lattice.outer_cells)
-        yield claim(is_outer, Reason.KNOWN_EXTENTS, operator=kernel.centre_step)
+        is_outer = lattice.is_along or (kernel.has_cells and bool(lattice.outer_cells))
+        yield claim(kernel.open_axis is None or is_outer, Reason.KNOWN_EXTENTS, operator=kernel.centre_step)
         yield result_claim(kernel)
         yield accuracy_claim(cls.bound(kernel), accuracy)
 
     @classmethod
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
-        lattice, width = Lattice(kernel), lanes(kernel, target)
-        is_short = (
-            lattice.is_along
-            and lattice.run.extent < _SHORT
-            and lattice.element_count >= _FOLDED * lattice.run.extent
-        )
-        folded = is_short and lattice.can_fold and kernel.open_axis is None
-        lattice = Lattice(kernel, folded=True) if folded else lattice
-        wanted = max(1, min(4 * target.threads, kernel.src.size // _TASK))
-        if lattice.is_along:
-            # Two threads that take turns at blocks of 64 KB of a large tensor need 1.3 of the time.
-            held = max(1, kernel.minimum_bytes // lattice.cell_count)
-            cells = max(1, min(lattice.cell_count // wanted, 3 * target.l2_bytes // 4 // held))
-            blocks = -(-lattice.cell_count // cells)
-        else:
-            run, least = lattice.run.extent, _NARROWEST // kernel.src.itemsize
-            outer = lattice.cell_count * lattice.fold // run
-            cells = min(run, _WIDEST, max(least, run * outer // wanted))
-            blocks = outer * -(-run // cells)
-        _, size, pieces = chunking(lattice, width)
-        is_split = blocks < target.threads and kernel.open_axis is None
-        parts = max(1, min(wanted // blocks, -(-pieces // size))) if is_split else 1
-        near = parts == 1 and not folded and _held(kernel, cells) <= target.l2_bytes // 2
-        if _can_stream(kernel, target) and parts == 1 and not folded:
-            yield cls(cells, parts, near, stream=True)
-        yield cls(cells, parts, near, folded=folded)
+        found = cuts.of_cells if kernel.has_cells else cuts.of_channels
+        yield from found(cls, kernel, target)
 
     def traffic(self, kernel: Kernel, target: Target) -> Traffic:
-        passes = kernel.passes - Lattice(kernel).is_reduced
-        is_near = _held(kernel, self.cells) <= target.l2_bytes // 2
-        again = 0 if is_near else kernel.src.nbytes * (passes - 1)
-        read = kernel.minimum_bytes - kernel.dst.nbytes
-        return Traffic(read + again, kernel.dst.nbytes)
+        lattice, written = self._lattice(kernel), kernel.written_bytes
+        small = kernel.minimum_bytes - kernel.src.nbytes - written
+        small -= sum(each.nbytes for each in kernel.operands if not each.packed)
+        passes = sum(sum(read.values()) for read in kernel.read_in_passes)
+        is_kept = not self.split and cuts.held(kernel, lattice, self.cells) <= cuts.kept_bytes(
+            kernel, lattice, target
+        )
+        states = sum(len(each.parts) for each in kernel.statistics) * self.parts if self.split else 0
+        columns = lattice.cell_count * lattice.fold
+        return Traffic((cuts.moved(kernel) if is_kept else passes) + small, written, states * columns * 8)
 
     def seconds(self, kernel: Kernel, target: Target) -> float:
-        phases = 1 if self.parts == 1 else kernel.passes
+        lattice = self._lattice(kernel)
         paid = model.paid(self.traffic(kernel, target), target, stream=self.stream)
-        return model.seconds(kernel, target, flops=kernel.flops, traffic=paid, efficiency=0.2, phases=phases)
+        tasks = cuts.segments(lattice) * -(-cuts.extent(lattice) // self.cells)
+        tasks *= self.parts if self.split else 1
+        idle = -(-tasks // target.threads) * target.threads / tasks
+        rows = prod(axis.extent for axis in lattice.outer_elements)
+        tiles = len(kernel.statistics) * lattice.cell_count * rows if lattice.is_along else 0
+        work = model.seconds(kernel, target, flops=kernel.flops, traffic=paid, efficiency=0.2, phases=0)
+        phases = 2 * kernel.passes - 1 if self.split else 1
+        return idle * (work + tiles * _TILE_SECONDS / target.threads) + phases * model.PHASE_SECONDS
 
     @staticmethod
     def bound(kernel: Kernel) -> float:
         """One rounding per function, and those of a sum: of a lane's chunk, of the chunks, and of the lanes.
 
-        Lanes are those of the narrowest vectors.
+        Lanes are those of the narrowest vectors. Chunks of a channel or an activation are added in float64,
+        and four vectors or rows of a chunk by pairs.
         """
         made = [stage.expression for stage in (*kernel.prologue, *kernel.epilogue)]
         made += [part.term for each in kernel.statistics for part in each.parts]
         count = kernel.reduced_count
         narrowest = 16 // dtype_of(kernel.compute_dtype).itemsize
-        chunk = max(min(count / narrowest, CHUNK), min(count, ROWS))
-        rounded = chunk + count / min(CHUNK, ROWS) + log2(narrowest)
+        rounded = CHUNK / 4 + log2(4 * narrowest) + 1
+        if kernel.has_cells:
+            chunk = max(min(count / narrowest, CHUNK), min(count, ROWS))
+            rounded = chunk + count / min(CHUNK, ROWS) + log2(narrowest)
         return (sum(map(functions, made)) + rounded) * unit_roundoff(kernel)
 
+    def packing(self, kernel: Kernel, target: Target, operand: KernelOperand) -> Packing:
+        # Beside channels and activations, operators have the shape of dst, and loops are over its places.
+        placed = operand if kernel.has_cells else replace(operand, role="epilogue")
+        return super().packing(kernel, target, placed)
+
     def emit(self, kernel: Kernel, target: Target) -> Source:
-        line = line_elements(kernel.dst.itemsize) if self.stream else 0
-        cut = Cut(self.cells, self.parts, self.parts == 1, self.folded, line, self.near)
-        return ReductionWriter(self, cut, kernel, target).source()
+        if self.stream and not cuts.can_stream(kernel, self._lattice(kernel), target):
+            raise ValueError(f"{self.text}: rows written past the caches begin at whole vectors")
+        return ReductionWriter(self, kernel, target).source()
 
-
-def _held(kernel: Kernel, cells: int) -> int:
-    """Bytes of src that are gone through together: a cell's, or those of a task's columns."""
-    lattice = Lattice(kernel)
-    elements = lattice.element_count * len(lattice.starts)
-    return elements * (1 if lattice.is_along else cells) * kernel.src.itemsize
-
-
-def _can_stream(kernel: Kernel, target: Target) -> bool:
-    """Whether the tensors exceed the last cache, and dst is written in long runs, or in whole cache lines."""
-    lattice = Lattice(kernel)
-    if kernel.open_axis is not None or kernel.parts or not lattice.is_along or lattice.is_reduced:
-        return False
-    is_large = kernel.minimum_bytes > target.l3_bytes
-    place, line = lattice.tensors.index("dst"), line_elements(kernel.dst.itemsize)
-    around = [axis.steps[place] for axis in (*lattice.outer_elements, *lattice.cells)]
-    has_lines = all(begin % line == 0 for begin in (*around, lattice.run.extent))
-    least = 4 * line if has_lines else STREAMED_RUN * lanes(kernel, target)
-    return is_large and lattice.run.steps[place] == 1 and lattice.run.extent >= least
+    def _lattice(self, kernel: Kernel) -> Lattice:
+        return Lattice(kernel, folded=self.folded)

@@ -11,6 +11,7 @@ from typing import Any
 from fuseplan.backends.cpu.ir import Builder, Index, Value
 from fuseplan.backends.cpu.ir_text import I64, number_of
 from fuseplan.backends.cpu.loops import by_length, ceil_div, offset_of, pieces, places, streamed, within
+from fuseplan.backends.cpu.template import CpuTemplate
 from fuseplan.backends.lattice import Axis, Lattice
 
 UNROLL = 4  # vectors, or rows, that are visited at a time
@@ -24,31 +25,31 @@ Offsets = tuple[Index, ...]  # of each of the lattice's tensors
 
 
 @dataclass(frozen=True)
-class Cut:
-    """How the loops of a kernel become tasks.
+class Cut(CpuTemplate):
+    """The knobs of `Reduction`: how the loops of a kernel become tasks.
 
     Attributes:
-        block: cells of a task, or columns where lanes are columns.
+        cells: cells of a task, or columns where lanes are columns.
         parts: parts of the elements of a cell; their states are gathered in order.
-        whole: a task computes all parts of its cells and their elements of dst; otherwise each part of a
-            block is a task, and all tasks wait for the statistics of all parts.
-        folded: lanes are columns of which several belong to a cell.
-        line: elements of a cache line of dst, where dst is written past the caches; otherwise 0.
-        near: the elements of a unit stay in the second cache: each level of a statistic's parts has a pass
-            of its own.
+        split: each part of a block is a task, and all tasks wait for the statistics of all parts; otherwise a
+            task computes all parts of its cells and their elements of dst.
+        near: the elements of a cell, or of the columns of a task, stay in the second cache: each level of a
+            statistic's parts has a pass of its own.
+        stream: writes go past the caches.
+        folded: lanes are columns of which several belong to a cell; otherwise, elements of one cell or cells.
     """
 
-    block: int
+    cells: int
     parts: int = 1
-    whole: bool = True
-    folded: bool = False
-    line: int = 0
+    split: bool = False
     near: bool = False
+    stream: bool = False
+    folded: bool = False
 
     @property
     def is_alone(self) -> bool:
         """Whether the state of a cell never leaves its task."""
-        return self.whole and self.parts == 1
+        return not self.split and self.parts == 1
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,7 @@ class Loops:
         builder: the function that they are written in.
         lattice: the kernel's loops.
         cut: how they become tasks.
+        line: elements of a cache line of dst, where dst is written past the caches; otherwise 0.
         count: how many cells there are, where no number says it.
         block: cells of a task, likewise.
 
@@ -98,19 +100,20 @@ class Loops:
         builder: Builder,
         lattice: Lattice,
         cut: Cut,
+        line: int,
         count: Index | None = None,
         block: Index | None = None,
     ) -> None:
         self.b, self.lattice, self.lanes, self.parts = builder, lattice, builder.lanes, cut.parts
-        self.line = cut.line
+        self.line = line
         self.cell_count: Any = lattice.cell_count if count is None else count
         step, run = lcm(lattice.fold, self.lanes), lattice.run.extent
-        self._few = rounded(min(cut.block, FEW * step), step)
-        columns = rounded(min(cut.block, run), step)
+        self._few = rounded(min(cut.cells, FEW * step), step)
+        columns = rounded(min(cut.cells, run), step)
         self.block: Any = columns
         self.width, self._pitch = columns + self.lanes, rounded(run, self.lanes)
         if lattice.is_along:
-            self.block, self._few = cut.block if block is None else block, FEW
+            self.block, self._few = cut.cells if block is None else block, FEW
             self.width, self._pitch = self.lanes, 1
         self.slots = _count(lattice.outer_cells) * self._pitch + self.lanes
         self._piece, self._size, self._pieces = chunking(lattice, self.lanes)

@@ -12,8 +12,7 @@ from functools import partial
 from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.ir import Index, Value
 from fuseplan.backends.cpu.ir_text import element_of
-from fuseplan.backends.cpu.loops import share
-from fuseplan.backends.cpu.template import CpuTemplate
+from fuseplan.backends.cpu.loops import line_elements, share
 from fuseplan.backends.cpu.templates.reduction_loops import Cut, Loops, Offsets, Unit, rounded
 from fuseplan.backends.cpu.templates.reduction_spots import Known, Pass, Spot, Spots
 from fuseplan.backends.cpu.templates.reduction_states import F64, State, States
@@ -30,7 +29,7 @@ LINE = 64  # bytes of a line of the caches
 class ReductionWriter:
     """Writes one kernel."""
 
-    def __init__(self, choice: CpuTemplate, cut: Cut, kernel: Kernel, target: Target) -> None:
+    def __init__(self, cut: Cut, kernel: Kernel, target: Target) -> None:
         self.cut, self.kernel, self.lattice = cut, kernel, Lattice(kernel, folded=cut.folded)
         is_near = cut.near and self.lattice.is_along
         kept, ends = kept_part(kernel) if is_near else (None, ())
@@ -38,13 +37,14 @@ class ReductionWriter:
         has_room = keeps_x or kept is not None
         if has_room:
             self.lattice = self.lattice.keeping()
-        self.frame = Frame(choice, kernel, target, workspace=has_room or not cut.is_alone)
+        self.frame = Frame(cut, kernel, target, workspace=has_room or not cut.is_alone)
         self.b, self.lanes = self.frame.body, self.frame.lanes
         count, block = None, None
         if kernel.open_axis is not None:  # of which the lattice counts a representative's
             count = self.frame.pointer("extent") * (self.lattice.cell_count // kernel.images)
-            block = share(self.b, count, cut.block, self.frame.threads)
-        self.loops = Loops(self.b, self.lattice, cut, count, block)
+            block = share(self.b, count, cut.cells, self.frame.threads)
+        line = line_elements(kernel.dst.itemsize) if cut.stream else 0
+        self.loops = Loops(self.b, self.lattice, cut, line, count, block)
         room = rounded(self.lattice.element_count, self.lanes) * WORD if has_room else 0
         self._own = room  # the elements or terms of one cell
         terms = self.b.at(self.frame.pointer("workspace"), self.frame.thread * room, "i8") if room else None
@@ -67,10 +67,10 @@ class ReductionWriter:
 
     def source(self) -> Source:
         """The whole kernel: one phase, or two for each statistic and one for dst."""
-        if self.cut.whole:
-            self._whole()
-        else:
+        if self.cut.split:
             self._split()
+        else:
+            self._whole()
         return self.frame.source(workspace=self._shared, per_thread=self._own)
 
     def _whole(self) -> None:
@@ -78,7 +78,7 @@ class ReductionWriter:
         with self.frame.tasks(self.loops.blocks()) as task:
             with self.loops.units(task) as unit:
                 self._unit(unit)
-            if self.cut.line:
+            if self.cut.stream:
                 # Stores past the caches are seen before the task counts as finished.
                 self.b.line("fence seq_cst")
 
@@ -137,7 +137,7 @@ class ReductionWriter:
 
     def _lay_out(self) -> None:
         """Numbers of all cells, and states of parts; of whole tasks only states, a thread's own."""
-        whole, each = self.cut.whole, max((len(states.totals) for states in self.states), default=0)
+        whole, each = not self.cut.split, max((len(states.totals) for states in self.states), default=0)
         slots = rounded((self.loops.width if whole else self.loops.slots) * WORD, LINE) // WORD
         names = [name for names in self.names for name in names]
         numbers, states = len(names) * slots * WORD, self.cut.parts * each * slots * WORD
@@ -155,7 +155,7 @@ class ReductionWriter:
         states, made = self.states[number], State()
         if self.cut.is_alone:
             return states.totals
-        first = 0 if self.cut.whole else unit.slot + unit.low
+        first = unit.slot + unit.low if self.cut.split else 0
         for place, name in enumerate(states.totals):
             row = self.b.at(self._states, (part * self._each + place) * self._slots, F64)
             made[name] = self.b.at(row, first, element_of(states.kind))
@@ -167,7 +167,7 @@ class ReductionWriter:
             self.loops.cells(unit, lambda at, _, key=key: self.spots.fill(key, unit, at))  # type: ignore[misc]
         for name in [name for names in self.names[:number] for name in names]:
             self.loops.vectors(unit, partial(self._fetch, name, unit))
-        if number < len(self.states) and not self.cut.whole:
+        if number < len(self.states) and self.cut.split:
             self.states[number].find_pivots(unit)
 
     def _fetch(self, name: str, unit: Unit, at: Index, _: int) -> None:
@@ -215,6 +215,6 @@ class ReductionWriter:
             for each in places:
                 self._store(self.spots.in_parts(unit, each, count, at), known, stream=stream)
 
-        lead = partial(self.spots.lead, unit) if self.cut.line else None
+        lead = partial(self.spots.lead, unit) if self.cut.stream else None
         with self.loops.chunks(part, backwards=self._goes_backwards(len(self.states))) as chunk:
             self.loops.elements(unit, chunk, write, lead)
