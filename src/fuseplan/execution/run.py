@@ -254,22 +254,8 @@ class BoundPlan:
         _, words, keep, in_place = self._taken(free)
         result = self._make(src)[0] if out is None else out
         target = fitting(self._memory, result, OUT, plan.output)
-        if out is not None and target.readonly:
-            raise ArgumentError(OUT, " is read-only: pass a writable array")
         given = self._given(free)
-        written = self._runner.written(self._bound | given)
-        if out is not None:
-            written.insert(0, (OUT, target))
-        if written:
-            runner, view = self._runner, self._memory.view
-            named = {
-                key: view(free[key], runner.plan_operands[key], in_place=False)
-                for key in free
-                if key in runner.operands
-            }
-            shares = read.address == target.address and may_share(plan)
-            given_src = [] if shares else [(SRC, read)]
-            check_apart(written, [*given_src, *runner.read(self._in_place | named)])
+        self._check_ends(read, None if out is None else target, free, given)
         if self._results:
             results, places = self._placed(self._bound | given)
             outcome = self._launch(src, read.address, result, target.address, results, words + places)
@@ -282,23 +268,48 @@ class BoundPlan:
         del keep, in_place  # the packed operands lived until the kernel had read them
         return outcome
 
-    def launcher(self, src: Any, out: Any) -> Callable[[], None]:
-        """A call on two tensors that the caller keeps alive: its first call checks them, for all others.
+    def _check_ends(
+        self, read: Buffer, out: Buffer | None, free: Mapping[str, Any], given: Mapping[str, Given]
+    ) -> None:
+        """Checks that a call may write into `out`, and that nothing it writes overlaps what it reads.
 
-        A call of a small plan takes 0.8 us of the host this way and 2.6 us otherwise.
+        Raises:
+            ArgumentError: it may not, or something does.
         """
-        checked: list[Callable[[], object]] = []
+        if out is not None and out.readonly:
+            raise ArgumentError(OUT, " is read-only: pass a writable array")
+        runner, view = self._runner, self._memory.view
+        written = runner.written(self._bound | given)
+        if out is not None:
+            written.insert(0, (OUT, out))
+        if not written:
+            return
+        named = {
+            key: view(free[key], runner.plan_operands[key], in_place=False)
+            for key in free
+            if key in runner.operands
+        }
+        shares = out is not None and read.address == out.address and may_share(runner.plan)
+        given_src = [] if shares else [(SRC, read)]
+        check_apart(written, [*given_src, *runner.read(self._in_place | named)])
 
-        def launch() -> None:
-            if checked:
-                checked[0]()
-                return
-            self(src, out)
-            begin, target, _ = self._addresses(src, out)
-            is_plain = begin and target and not self._results
-            checked.append(partial(self._run, begin, target) if is_plain else partial(self, src, out))
+    def launcher(self, src: Any, out: Any) -> Callable[[], Any]:
+        """A call on two tensors that the caller keeps alive, which are checked now.
 
-        return launch
+        On a GPU, it launches on the stream that is current now. A call of a small plan takes 0.8 us of the
+        host this way and 2.6 us otherwise.
+
+        Raises:
+            ArgumentError: a tensor does not match the plan, or overlaps one that is written.
+        """
+        if self._results or self._missing:
+            return partial(self, src, out)
+        read = fitting(self._memory, src, SRC, self._runner.plan.src)
+        target = fitting(self._memory, out, OUT, self._runner.plan.output)
+        self._check_ends(read, target, {}, {})
+        ends = [(self._src_word, read.address), (self._dst_word, target.address)]
+        fixed = self._runner.fixed([*self._words, *ends])
+        return fixed or partial(self._run, read.address, target.address)
 
     def _remember(self, src: Any, out: Any, free: Mapping[str, Any], in_place: Mapping[str, Buffer]) -> None:
         """Lets calls with tensors that look like these pass by less.

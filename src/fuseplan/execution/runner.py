@@ -93,6 +93,10 @@ class Runner:
         """A new block; it belongs in `free` afterwards."""
         return self._loaded.block(self._threads)
 
+    def fixed(self, words: Words) -> Callable[[], None] | None:
+        """A launch whose words never change; None where blocks that launches share cost as little."""
+        return self._loaded.fixed(words)
+
     def read(self, buffers: Mapping[str, Buffer]) -> list[tuple[Tensor, Buffer]]:
         """Operands, by key, each with how it lies."""
         return [(self.plan_operands[key], buffer) for key, buffer in buffers.items()]
