@@ -212,6 +212,11 @@ def likeness(*tensors: Any) -> Likeness:
     return _guards(*tensors) if is_told else _never
 
 
+def alike(*tensors: Any) -> Likeness:
+    """The same, also for tensors that require gradients: the caller sees to it that none is recorded."""
+    return _guards(*tensors) if tensors and _has_guards() else _never
+
+
 class _Modes(NamedTuple):
     """What torch's check does not see: dispatch modes that are on, and forward-mode differentiation."""
 

@@ -7,11 +7,13 @@ import functools
 import itertools
 import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from fuseplan.backends.triton import memory
+from fuseplan.backends.triton.memory import Queue
 from fuseplan.compile import CompiledPlan
 from fuseplan.compile import compile as compile_plan
 from fuseplan.errors import ArgumentError, PlanError, Unsupported, counted
@@ -132,6 +134,22 @@ def _opened(plan: FusionPlan, operators: str) -> FusionPlan | None:
     return None
 
 
+class Bound(NamedTuple):
+    """A plan with operands bound.
+
+    Attributes:
+        plan: the plan.
+        late: the operands that each call has to give nevertheless, by key.
+        copied: the tensors of which it has packed copies.
+        uncounted: those of them that torch writes without counting, with their elements.
+    """
+
+    plan: BoundPlan
+    late: dict[str, torch.Tensor]
+    copied: list[torch.Tensor]
+    uncounted: list[tuple[torch.Tensor, bytes]]
+
+
 class Kernel:
     """A plan compiled for a device, and its operands as the kernel reads them.
 
@@ -141,8 +159,10 @@ class Kernel:
     the CPU. What else writes so, as `tensor.data` does, is not seen.
     """
 
-    def __init__(self, plan: FusionPlan, compiled: tuple[CompiledPlan, Packed], operators: str = "") -> None:
-        self.plan = plan
+    def __init__(
+        self, plan: FusionPlan, compiled: tuple[CompiledPlan, Packed], queue: Queue | None, operators: str
+    ) -> None:
+        self.plan, self._queue = plan, queue
         self._compiled, self._packed = compiled
         given: tuple[Operand | Result, ...] = (*plan.operands, *plan.results)
         specs = {each.key: each.spec for each in given if each.spec is not None}
@@ -172,21 +192,21 @@ class Kernel:
         made = self._bound(given)[0](aligned(src), **values)
         return list(made[: 1 + len(self.plan.results)]) if isinstance(made, tuple) else [made]
 
-    def bound(
-        self, given: Tensors, uncounted: list[tuple[torch.Tensor, bytes]], changing: Collection[int]
-    ) -> tuple[BoundPlan, dict[str, torch.Tensor]]:
-        """The plan with all operands bound, and the operands that each call has to give nevertheless.
+    def bound(self, given: Tensors, changing: Collection[int]) -> Bound:
+        """The plan with all operands bound.
 
         Args:
             given: the tensors besides src; those per element lie as the kernel reads them.
-            uncounted: takes the packed ones that torch writes without counting, with their elements.
             changing: the places of those with other elements in each call, which cannot be packed once.
         """
         made, told = (self._bind(given), {}) if changing else self._bound(given)
-        uncounted += [(given[place], elements) for place, elements in told.items()]
-        late = {self._keys[place]: given[place] for place in self._constant if place in changing}
-        late = {key: each for key, each in late.items() if key not in made.lent}
-        return made.further({self._keys[place]: given[place] for place in self._per_call}), late
+        apart = [place for place in self._constant if self._keys[place] not in made.lent]
+        late = {self._keys[place]: given[place] for place in apart if place in changing}
+        lain = {place: _lain(given[place], spec) for place, spec in self._per_call.items()}
+        copied = [given[place] for place in apart if place not in changing]
+        copied += [given[place] for place, each in lain.items() if each.data_ptr() != given[place].data_ptr()]
+        further = made.further({self._keys[place]: each for place, each in lain.items()})
+        return Bound(further, late, copied, [(given[place], elements) for place, elements in told.items()])
 
     def _bound(self, given: Tensors) -> tuple[BoundPlan, Mapping[int, bytes]]:
         """The plan with the constant operands bound, as they were packed before where they are the same.
@@ -204,6 +224,8 @@ class Kernel:
         )
         held = self._packed.get(marks)
         if held is None or any(content(given[place]) != told for place, told in held[2].items()):
+            if self._queue and self._queue.is_capturing():
+                return self._bind(given), {}  # packed whenever the graph runs, in memory of the graph's
             self._drop()
             storages = tuple(StorageWeakRef(each.untyped_storage()) for each in constant)
             bound = self._bind(given)
@@ -258,8 +280,8 @@ def _kernel_of(
     opened = _opened(plan, operators)
     if opened is not None:
         with contextlib.suppress(Unsupported):
-            return Kernel(plan, _compiled(opened, target, threads), operators)
-    return Kernel(plan, _compiled(plan, target, threads), operators)
+            return Kernel(plan, _compiled(opened, target, threads), _queue(target), operators)
+    return Kernel(plan, _compiled(plan, target, threads), _queue(target), operators)
 
 
 def target_of(device: torch.device) -> tuple[str, int | None]:
@@ -273,6 +295,16 @@ def target_of(device: torch.device) -> tuple[str, int | None]:
     if device.type == "cuda":
         return f"cuda:{device.index or 0}", None
     raise ArgumentError(f"a tensor is on {device}: plans run on the CPU and on CUDA devices")
+
+
+def queue_of(device: torch.device) -> Queue | None:
+    """Where launches on a GPU's tensors go; None on the CPU."""
+    return _queue(target_of(device)[0])
+
+
+def _queue(target: str) -> Queue | None:
+    kind, _, index = target.partition(":")
+    return memory.queue(int(index)) if kind == "cuda" else None
 
 
 @functools.lru_cache(maxsize=4096)
