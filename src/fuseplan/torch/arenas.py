@@ -271,7 +271,7 @@ def _copy(whole: torch.Tensor, part: torch.Tensor, axis: int, begin: int, extent
 
 
 def _look(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return type(tensor), tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+    return type(tensor), tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.is_neg()
 
 
 def _strides(value: Any) -> tuple[int, ...] | None:
