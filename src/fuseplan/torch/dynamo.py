@@ -80,7 +80,7 @@ def _compiled(
 
 
 def _own(given: fx.GraphModule) -> list[int]:
-    """The places of the module's own tensors that a graph reads; none where its extents are open, or unknown."""
+    """The places of the module's own tensors among a graph's inputs; none with open extents, or untold."""
     context = TracingContext.try_get()
     told = context.fw_metadata if context else None
     inputs = [node.meta.get("val") for node in given.graph.nodes if node.op == "placeholder"]
