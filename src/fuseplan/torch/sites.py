@@ -9,7 +9,7 @@ import torch
 
 from fuseplan.tensors.torch_tensors import Likeness, alike
 from fuseplan.torch.kernels import Bindings, Kernel, Tensors, aligned, kernel_on
-from fuseplan.torch.operator import PLAIN, is_watched, readable
+from fuseplan.torch.operator import is_seen, is_watched, readable
 
 Marks = tuple[list[int], list[int]]  # how often tensors were written, and where they lie
 _version = operator.attrgetter("_version")
@@ -54,7 +54,7 @@ class Site:
         self, operators: str, src: torch.Tensor, given: Tensors, parameters: Sequence[float]
     ) -> list[torch.Tensor]:
         tensors = (src, *given)
-        if is_watched() or any(type(each) not in PLAIN for each in tensors):
+        if is_seen(tensors):
             made: list[torch.Tensor] = torch.ops.fuseplan.run(operators, src, given, parameters)
             return made
         plain = readable(src)
