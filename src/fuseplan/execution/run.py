@@ -9,10 +9,9 @@ from typing import Any, NoReturn
 
 from fuseplan.backends.backend import Addresses, Memory, Packed
 from fuseplan.backends.host import HostMemory
-from fuseplan.errors import ArgumentError, counted
+from fuseplan.errors import ArgumentError
 from fuseplan.execution.runner import Given, Runner, Words
 from fuseplan.language.tensor import TensorSpec
-from fuseplan.plans.plan import FusionPlan
 from fuseplan.system.untraced import skip_frames, untraced
 from fuseplan.tensors.arguments import (
     OUT,
@@ -23,10 +22,10 @@ from fuseplan.tensors.arguments import (
     check_keys,
     index_check,
     may_share,
+    missing_text,
     operand_buffer,
     parameter_value,
     result_buffer,
-    want_text,
 )
 from fuseplan.tensors.arrays import Buffer, mark_written
 
@@ -250,7 +249,7 @@ class BoundPlan:
         read = fitting(self._memory, src, SRC, plan.src)
         missing = [key for key in self._missing if key not in free]
         if missing:
-            raise ArgumentError(_missing_text(plan, missing))
+            raise ArgumentError(missing_text(plan, missing))
         _, words, keep, in_place = self._taken(free)
         result = self._make(src)[0] if out is None else out
         target = fitting(self._memory, result, OUT, plan.output)
@@ -269,7 +268,7 @@ class BoundPlan:
         return outcome
 
     def _check_ends(
-        self, read: Buffer, out: Buffer | None, free: Mapping[str, Any], given: Mapping[str, Given]
+        self, read: Buffer, out: Buffer | None, free: Mapping[str, Any], given: dict[str, Given]
     ) -> None:
         """Checks that a call may write into `out`, and that nothing it writes overlaps what it reads.
 
@@ -293,7 +292,7 @@ class BoundPlan:
         given_src = [] if shares else [(SRC, read)]
         check_apart(written, [*given_src, *runner.read(self._in_place | named)])
 
-    def launcher(self, src: Any, out: Any) -> Callable[[], Any]:
+    def launcher(self, src: Any, out: Any) -> Callable[[], object]:
         """A call on two tensors that the caller keeps alive, which are checked now.
 
         On a GPU, it launches on the stream that is current now. A call of a small plan takes 0.8 us of the
@@ -395,15 +394,3 @@ def fitting(memory: Memory, tensor: Any, end: End, spec: TensorSpec) -> Buffer:
     if buffer.shape == spec.shape and buffer.dtype == spec.dtype:
         remedy = f"the layout differs: copy it into fuseplan.empty({own}), or {remedy}"
     raise ArgumentError(end, f" does not match the plan\n  got {buffer.text}; want {spec}\n  {remedy}")
-
-
-def _missing_text(plan: FusionPlan, missing: list[str]) -> str:
-    told = {each.key: (each.step, want_text(each)) for each in plan.operands}
-    updated = {each.key: (each.step, f"{each.spec}, to be updated") for each in plan.results}
-    wanted = [
-        f"`{key}` of operator {step} ({plan[step].op.name}): {want}"
-        for key, (step, want) in (told | updated).items()
-        if key in missing
-    ]
-    what = "operand" if set(missing) <= told.keys() else "tensor"
-    return "\n  ".join([f"{counted(len(wanted), what)} missing", *wanted, str(plan)])

@@ -255,6 +255,19 @@ def index_check(plan: FusionPlan) -> Callable[[int], None] | None:
     return check
 
 
+def missing_text(plan: FusionPlan, missing: list[str]) -> str:
+    """What is said of tensors that a call does not give."""
+    told = {each.key: (each.step, want_text(each)) for each in plan.operands}
+    updated = {each.key: (each.step, f"{each.spec}, to be updated") for each in plan.results}
+    wanted = [
+        f"`{key}` of operator {step} ({plan[step].op.name}): {want}"
+        for key, (step, want) in (told | updated).items()
+        if key in missing
+    ]
+    what = "operand" if set(missing) <= told.keys() else "tensor"
+    return "\n  ".join([f"{counted(len(wanted), what)} missing", *wanted, str(plan)])
+
+
 def parameter_value(plan: FusionPlan, key: str, value: Any) -> float:
     """The number given for a parameter; NaN and infinities are numbers.
 

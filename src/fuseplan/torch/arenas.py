@@ -120,6 +120,9 @@ class _Arena:
     def __init__(self, lives: Lifetimes, memory: torch.Tensor) -> None:
         self._lives, self._known = lives, Values()
         self._own: list[torch.Tensor] | None = None
+        self._versions: list[int] = []
+        self._looks: list[Any] = []
+        self._are_alike = alike()
         self.held: list[Any] = []
         self._outs = {node: lives.out(node, memory) for node in (*lives.buffers, *lives.parts)}
 

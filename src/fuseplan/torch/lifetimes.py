@@ -191,7 +191,7 @@ class _Values:
         )
 
     def _is_aligned(self, tensor: torch.Tensor) -> bool:
-        return tensor.storage_offset() * tensor.itemsize % self._vector == 0
+        return bool(tensor.storage_offset() * tensor.itemsize % self._vector == 0)
 
     def _read(self, node: fx.Node) -> Iterator[int]:
         for each in node.all_input_nodes:

@@ -258,9 +258,9 @@ class GpuBlock:
         kernel, stream = self._kernel, self._kernel.queue.stream()
         # Launches that take turns on a stream share the memory, though a larger one may have followed it.
         places, nbytes = self._workspaces(), kernel.source.workspace(1)
-        held = kernel.queue.workspace(stream, nbytes) if places else None
+        held = [kernel.queue.workspace(stream, nbytes) for _ in places[:1]]
         for place in places:
-            self.words[place] = held.address
+            self.words[place] = held[0].address
         for each, place in zip(self._maps, self._map_places, strict=True):
             self._parameters[place] = _encoded(kernel, each, self.words[each.word])
         self._config.stream = stream
