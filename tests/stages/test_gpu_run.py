@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -140,6 +142,19 @@ def test_a_launch_on_tensors_that_stay_is_one_call_on_its_stream(gpu: Machine, t
     for bad, other in ((src, src), (src.double(), out), (src, torch.zeros(SIZE + 1)[1:].view(4, 64))):
         with pytest.raises(ArgumentError):
             bound.launcher(bad, other)
+
+
+def test_a_launch_on_tensors_that_stay_keeps_packed_operands(gpu: Machine, tensors: Tensors) -> None:
+    src, given = split(tensors)
+    bound = fuseplan.compile(PLAN, "cuda").bind(**given)
+    held, launch = weakref.ref(bound), bound.launcher(src, torch.empty(4, 64))
+    del bound
+    gc.collect()
+    assert held() is not None
+    launch()
+    del launch
+    gc.collect()
+    assert held() is None
 
 
 def test_a_launch_on_tensors_that_stay_has_its_tensor_maps() -> None:

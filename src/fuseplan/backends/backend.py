@@ -67,10 +67,10 @@ class Loaded(Protocol):
     def block(self, threads: int) -> Block:
         """A new block, its workspace seen to, for launches on at most so many threads (a GPU ignores it)."""
 
-    def fixed(self, words: Sequence[tuple[int, int]]) -> Callable[[], None] | None:
+    def fixed(self, words: Sequence[tuple[int, int]], held: object) -> Callable[[], None] | None:
         """A launch, on the current stream, of words that never change: pairs of a slot's place and its word.
 
-        None where a block costs as little.
+        It keeps alive what `held` is. None where a block costs as little.
         """
 
 

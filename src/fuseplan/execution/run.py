@@ -307,7 +307,7 @@ class BoundPlan:
         target = fitting(self._memory, out, OUT, self._runner.plan.output)
         self._check_ends(read, target, {}, {})
         ends = [(self._src_word, read.address), (self._dst_word, target.address)]
-        fixed = self._runner.fixed([*self._words, *ends])
+        fixed = self._runner.fixed([*self._words, *ends], self)
         return fixed or partial(self._run, read.address, target.address)
 
     def _remember(self, src: Any, out: Any, free: Mapping[str, Any], in_place: Mapping[str, Buffer]) -> None:

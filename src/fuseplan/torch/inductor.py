@@ -17,7 +17,7 @@ from torch._inductor.compile_fx import compile_fx_inner
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.fx_passes.joint_graph import joint_graph_passes
-from torch._inductor.ir import FallbackKernel, IRNode
+from torch._inductor.ir import FallbackKernel, IRNode, TensorBox
 from torch._inductor.lowering import constrain_to_fx_strides, make_fallback, register_lowering
 from torch._inductor.virtualized import V
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -51,7 +51,7 @@ class PlanKernel(FallbackKernel):  # type: ignore[misc]
 
 def _lowered(*args: Any, **kwargs: Any) -> Any:
     made = PlanKernel.create(RUN, *args, **kwargs)
-    return pytree.tree_map_only(IRNode, lambda each: each.wrap_for_lowering(), made)
+    return pytree.tree_map_only(IRNode, TensorBox.create, made)
 
 
 make_fallback(RUN, constrain_to_fx_strides, warn=False)

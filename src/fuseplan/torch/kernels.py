@@ -223,7 +223,8 @@ class Kernel:
             given: the tensors besides src; those per element lie as the kernel reads them.
             changing: the places of those with other elements in each call, which cannot be packed once.
         """
-        made, told, _ = Bindings(self._bind(given), {}, False) if changing else self.held(given)
+        packs_late = not {*changing}.isdisjoint(self.constant)
+        made, told, _ = Bindings(self._bind(given), {}, False) if packs_late else self.held(given)
         apart = [place for place in self.constant if self._keys[place] not in made.lent]
         late = {self._keys[place]: given[place] for place in apart if place in changing}
         lain = {place: _lain(given[place], spec) for place, spec in self._per_call.items()}

@@ -27,7 +27,7 @@ class Interpretation:
         """The words."""
         return InterpretedBlock(self._interpreter)
 
-    def fixed(self, words: object) -> None:
+    def fixed(self, words: object, held: object) -> None:
         """None: to interpret costs far more."""
 
     def at(self, source: Source, extent: int) -> Interpretation:
