@@ -7,19 +7,18 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NoReturn
 
-from fuseplan.backends.backend import Addresses, Memory, Packed
+from fuseplan.backends.backend import Addresses, Packed
 from fuseplan.backends.host import HostMemory
 from fuseplan.errors import ArgumentError
 from fuseplan.execution.runner import Given, Runner, Words
-from fuseplan.language.tensor import TensorSpec
 from fuseplan.system.untraced import skip_frames, untraced
 from fuseplan.tensors.arguments import (
     OUT,
     SRC,
-    End,
     bare_values,
     check_apart,
     check_keys,
+    fitting,
     index_check,
     may_share,
     missing_text,
@@ -152,6 +151,22 @@ class BoundPlan:
             wrote((out,))
         return outcome
 
+    def unchecked(self, src: Any, address: int, operands: Words) -> Any:
+        """A call without results on memory that the caller has checked, with a new output.
+
+        Args:
+            src: a tensor of the plan's `src`.
+            address: where it lies.
+            operands: the words of operands that are not bound, as `word_of` names their places.
+        """
+        out, target = self._make(src)
+        self._run(address, target, operands)
+        return out
+
+    def word_of(self, key: str) -> int:
+        """The place of the word that has the address of an operand per element."""
+        return self._runner.required("operand", key)
+
     def __copy__(self) -> BoundPlan:
         return self  # nothing of it changes
 
@@ -246,13 +261,13 @@ class BoundPlan:
         if bare:
             raise bare_values(plan, bare)
         check_keys(plan, free)
-        read = fitting(self._memory, src, SRC, plan.src)
+        read = fitting(self._memory.view, src, SRC, plan.src)
         missing = [key for key in self._missing if key not in free]
         if missing:
             raise ArgumentError(missing_text(plan, missing))
         _, words, keep, in_place = self._taken(free)
         result = self._make(src)[0] if out is None else out
-        target = fitting(self._memory, result, OUT, plan.output)
+        target = fitting(self._memory.view, result, OUT, plan.output)
         given = self._given(free)
         self._check_ends(read, None if out is None else target, free, given)
         if self._results:
@@ -303,8 +318,8 @@ class BoundPlan:
         """
         if self._results or self._missing:
             return partial(self, src, out)
-        read = fitting(self._memory, src, SRC, self._runner.plan.src)
-        target = fitting(self._memory, out, OUT, self._runner.plan.output)
+        read = fitting(self._memory.view, src, SRC, self._runner.plan.src)
+        target = fitting(self._memory.view, out, OUT, self._runner.plan.output)
         self._check_ends(read, target, {}, {})
         ends = [(self._src_word, read.address), (self._dst_word, target.address)]
         fixed = self._runner.fixed([*self._words, *ends], self)
@@ -377,20 +392,3 @@ def _unknown(_: Any) -> int:
 
 def _both_unknown(_: Any, __: Any, /) -> tuple[int, int, None]:
     return 0, 0, None
-
-
-def fitting(memory: Memory, tensor: Any, end: End, spec: TensorSpec) -> Buffer:
-    """The tensor for an end of a plan as a buffer.
-
-    Raises:
-        ArgumentError: it is not laid out as the spec says; both are shown.
-    """
-    buffer = memory.view(tensor, end).read_as(spec.dtype)
-    if buffer.matches(spec):
-        return buffer
-    own, remedy = "plan.output", "leave it out for a new tensor; pass operands by name"
-    if end is SRC:
-        own, remedy = "plan.src", "compile a plan for it"
-    if buffer.shape == spec.shape and buffer.dtype == spec.dtype:
-        remedy = f"the layout differs: copy it into fuseplan.empty({own}), or {remedy}"
-    raise ArgumentError(end, f" does not match the plan\n  got {buffer.text}; want {spec}\n  {remedy}")

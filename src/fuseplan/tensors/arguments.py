@@ -12,7 +12,7 @@ import numpy as np
 from fuseplan.errors import ArgumentError, counted, did_you_mean
 from fuseplan.language.declarations import IN_SRC_DTYPE, Operand, Result, Shape
 from fuseplan.language.dtypes import dtype_of
-from fuseplan.language.tensor import Dense
+from fuseplan.language.tensor import Dense, TensorSpec
 from fuseplan.messages.excerpt import bounded, operator_span, shown, underlined
 from fuseplan.op import Op
 from fuseplan.ops.embedding import Embedding
@@ -160,6 +160,23 @@ def check_value(plan: FusionPlan, key: str, value: Any) -> None:
         result_buffer(plan, declared, value)
     else:
         parameter_value(plan, key, value)
+
+
+def fitting(view: Callable[..., Buffer], tensor: Any, end: End, spec: TensorSpec) -> Buffer:
+    """The tensor for an end of a plan as a buffer.
+
+    Raises:
+        ArgumentError: it is not laid out as the spec says; both are shown.
+    """
+    buffer = view(tensor, end).read_as(spec.dtype)
+    if buffer.matches(spec):
+        return buffer
+    own, remedy = "plan.output", "leave it out for a new tensor; pass operands by name"
+    if end is SRC:
+        own, remedy = "plan.src", "compile a plan for it"
+    if buffer.shape == spec.shape and buffer.dtype == spec.dtype:
+        remedy = f"the layout differs: copy it into fuseplan.empty({own}), or {remedy}"
+    raise ArgumentError(end, f" does not match the plan\n  got {buffer.text}; want {spec}\n  {remedy}")
 
 
 def operand_buffer(

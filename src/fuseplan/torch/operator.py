@@ -151,12 +151,13 @@ def is_seen(tensors: Tensors) -> bool:
 
 def is_watched() -> bool:
     """Whether anything of torch's watches all calls: gradients, a trace, a mode, a transform, a profiler."""
-    return (
+    return bool(
         torch.is_grad_enabled()
         or torch.compiler.is_compiling()
-        or torch.jit.is_tracing()
+        or torch._C._is_tracing()
         or torch.autograd.profiler._is_profiler_enabled
-        or any(count() for count in _STACKS)
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._len_torch_function_stack()
         or forward_ad._current_level >= 0
         or torch._C._functorch.peek_interpreter_stack() is not None
     )
@@ -177,7 +178,6 @@ def _check_transform() -> None:
 
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
-_STACKS = (torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack)
 
 
 def run(operators: str, src: torch.Tensor, **given: Any) -> Any:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from fuseplan.tensors.torch_tensors import Likeness, alike
-from fuseplan.torch.kernels import Bindings, Kernel, Tensors, aligned, kernel_on
+from fuseplan.torch.kernels import ALIGNMENT, Bindings, Kernel, Tensors, kernel_on
 from fuseplan.torch.operator import is_seen, is_watched, readable
 
 Marks = tuple[list[int], list[int]]  # how often tensors were written, and where they lie
@@ -22,7 +22,7 @@ class Site:
     """
 
     def __init__(self) -> None:
-        self._known: tuple[Kernel, Likeness] | None = None
+        self._known: tuple[Kernel, Likeness, list[tuple[int, int]]] | None = None
         self._last: tuple[list[torch.Tensor], Marks, Bindings] | None = None
 
     def __call__(
@@ -32,10 +32,12 @@ class Site:
         known = self._known
         if known is None or parameters or is_watched() or not known[1](src, *given):
             return self._anew(operators, src, given, parameters)
-        kernel = known[0]
-        plan = self._bound(kernel, given).plan
-        values = {key: aligned(given[place]) for place, key in kernel.per_call}
-        return [plan(aligned(src), **values)]
+        plan = self._bound(known[0], given).plan
+        address = _where(src)
+        words = [(word, _where(given[place])) for place, word in known[2]]
+        if not address or any(not at for _, at in words):
+            return self._anew(operators, src, given, parameters)
+        return [plan.unchecked(src, address, words)]
 
     def _bound(self, kernel: Kernel, given: Tensors) -> Bindings:
         """The plan with its weights, as the call before had it where they are the same."""
@@ -62,5 +64,13 @@ class Site:
         self._known = self._last = None
         made = kernel(plain, given, parameters)
         if plain is src and not parameters and kernel.reads_in_place(given):
-            self._known = kernel, alike(*tensors)
+            plan = kernel.held(given).plan
+            words = [(place, plan.word_of(key)) for place, key in kernel.per_call]
+            self._known = kernel, alike(*tensors), words
         return made
+
+
+def _where(tensor: torch.Tensor) -> int:
+    """Where a tensor lies; 0 where a kernel may not read it so."""
+    address: int = tensor.data_ptr()
+    return 0 if address % ALIGNMENT or tensor.is_neg() else address
