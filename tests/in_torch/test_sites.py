@@ -104,6 +104,14 @@ def test_a_site_reads_parameters_and_gives_results() -> None:
         torch.testing.assert_close(made, F.relu(before))
 
 
+def test_a_site_of_an_open_plan_has_a_kernel_for_all_extents() -> None:
+    site, given = Site(), [torch.randn(8, 16), torch.randn(8)]
+    for rows in (3, 3, 5, 3):
+        src = torch.randn(rows, 16)
+        (made,) = site("[*mc] -> linear(8) -> bias", src, given, [])
+        torch.testing.assert_close(made, F.linear(src, *given), rtol=1e-5, atol=1e-5)
+
+
 def test_statistics_that_torch_writes_without_counting_are_seen() -> None:
     site, norm, src = Site(), nn.BatchNorm2d(6), torch.randn(4, 6, 5, 5)
     for _ in range(3):

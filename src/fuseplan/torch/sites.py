@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from fuseplan.execution.run import BoundPlan
 from fuseplan.tensors.torch_tensors import Likeness, alike
 from fuseplan.torch.kernels import ALIGNMENT, Bindings, Kernel, Tensors, kernel_on
 from fuseplan.torch.operator import is_seen, is_watched, readable
@@ -63,8 +64,9 @@ class Site:
         kernel = kernel_on(operators, plain)
         self._known = self._last = None
         made = kernel(plain, given, parameters)
-        if plain is src and not parameters and kernel.reads_in_place(given):
-            plan = kernel.held(given).plan
+        plan = kernel.held(given).plan
+        is_one = type(plan) is BoundPlan  # and none for each extent
+        if is_one and plain is src and not parameters and kernel.reads_in_place(given):
             words = [(place, plan.word_of(key)) for place, key in kernel.per_call]
             self._known = kernel, alike(*tensors), words
         return made
