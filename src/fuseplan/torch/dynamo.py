@@ -18,6 +18,7 @@ from fuseplan.graph.choose import Mode
 from fuseplan.graph.rules import Rule
 from fuseplan.torch.arenas import Arenas
 from fuseplan.torch.cutting import fused
+from fuseplan.torch.intact import keep_attention, restore_attention
 from fuseplan.torch.masks import simplify_masks
 from fuseplan.torch.reporting import report_of, trace
 
@@ -56,6 +57,7 @@ def _compiled(
     given: fx.GraphModule, inputs: Sequence[Any], options: Options, is_inference: bool = False
 ) -> Callable[..., Any]:
     """The graph with plans; as it is where its tensors lie on several devices, or on one without plans."""
+    restore_attention(given)
     devices = {each.device for each in inputs if isinstance(each, torch.Tensor)}
     device = devices.pop() if len(devices) == 1 else None
     is_known = device is not None and device.type in ("cpu", "cuda")
@@ -135,6 +137,7 @@ def compile_graph(
         remedy = "options={'choose': 'measured'} measures plans"
         raise ArgumentError(f"mode={mode!r} is Inductor's, and the backend fuseplan has none: {remedy}")
     how = Options.read(options or {})
+    keep_attention(given, inputs)
     training, inference = (partial(_compiled, options=how, is_inference=each) for each in (False, True))
     backend = aot_autograd(fw_compiler=training, inference_compiler=inference)
     made: Callable[..., Any] = backend(given, inputs)
