@@ -66,7 +66,7 @@ def _products(clock: GpuClock) -> dict[str, Call]:
 
 
 def _calls(case: Case, clock: GpuClock) -> dict[str, Call]:
-    """The bound plan, with and without an output to write to, and with another src every time."""
+    """The bound plan, with and without an output to write to, with another src every time, and with none."""
     plan = FusionPlan.parse(case.plan)
     compiled = compile_plan(plan, f"cuda:{clock.device.index}")
     tensors = random_arrays(plan, 1, device=clock.device)
@@ -82,6 +82,7 @@ def _calls(case: Case, clock: GpuClock) -> dict[str, Call]:
         f"{case.name}": partial(bound, src),
         f"{case.name}, with out": partial(bound, src, out),
         f"{case.name}, with out, another src each time": alternating,
+        f"{case.name}, on tensors that stay": bound.launcher(src, out),
     }
 
 

@@ -2,7 +2,7 @@
 
 import copy
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -10,44 +10,10 @@ import torch
 from torch import nn
 
 import fuseplan.torch as fused
-from fuseplan.torch.arenas import Arenas
+from arena_modules import SHAPE, Joining, between, close, made
 from fuseplan.torch.kernels import kernel_on
 
 F = nn.functional
-SHAPE = (2, 6, 8, 8)
-waits: Callable[[], object] = int  # what the operator between plans does
-
-
-@torch.library.custom_op("fuseplan_tests::between", mutates_args=())  # type: ignore[untyped-decorator]
-def between(src: torch.Tensor) -> torch.Tensor:
-    """An operator that no plan computes."""
-    waits()
-    return src.flip(0)
-
-
-@between.register_fake  # type: ignore[untyped-decorator]
-def _(src: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(src)
-
-
-class Long(nn.Module):  # type: ignore[misc]
-    """Values that live long and shortly, views of them, an operator of torch's, a result that is read too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.norm = nn.Conv2d(6, 8, 3, padding=1), nn.BatchNorm2d(8)
-        self.more = nn.ModuleList([nn.Conv2d(8, 8, 3, padding=1) for _ in range(3)])
-        self.last, self.head = nn.Conv2d(8, 8, 1), nn.Linear(64, 8)
-        self.norm.running_mean.normal_()
-
-    def forward(self, src: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        begin = out = self.norm(self.first(src)).relu()
-        for each in self.more:
-            out = F.relu(each(out))
-        turned = between(out)
-        out = self.last(turned) + begin
-        rows = self.head(out.flatten(2))
-        return rows.transpose(1, 2), F.gelu(rows), out.cumsum(1) + turned
 
 
 @pytest.fixture(autouse=True)
@@ -57,35 +23,23 @@ def _quick() -> Iterator[None]:
         yield
 
 
-def _close(got: tuple[torch.Tensor, ...], want: tuple[torch.Tensor, ...]) -> None:
-    for one, other in zip(got, want, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
-
-
-def _made() -> tuple[nn.Module, nn.Module, Arenas]:
-    module = Long().eval()
-    whole = fused.fuse(module, torch.randn(SHAPE))
-    assert isinstance(whole.fusion._planned, Arenas)
-    return module, whole, whole.fusion._planned
-
-
 def test_results_are_nobody_elses() -> None:
-    module, whole, arenas = _made()
+    module, whole, arenas = made()
     one, other = torch.randn(SHAPE), torch.randn(SHAPE)
     want = module(one), module(other)
     first = whole(one)
     kept = [each.clone() for each in first]
-    _close(first, want[0])
-    _close(whole(other), want[1])
+    close(first, want[0])
+    close(whole(other), want[1])
     assert all(torch.equal(each, was) for each, was in zip(first, kept, strict=True))
     with torch.inference_mode():
-        _close(whole(one), want[0])
-    _close(whole(one), want[0])
-    assert len(arenas._free) == 1  # all calls had the one
+        close(whole(one), want[0])
+    close(whole(one), want[0])
+    assert [*map(len, arenas._free.values())] == [1]  # all calls had the one
 
 
 def test_values_share_memory_that_their_sum_exceeds() -> None:
-    _, _, arenas = _made()
+    _, _, arenas = made()
     buffers = list(arenas._lives.buffers.values())
     assert arenas._bytes < sum(each.nbytes for each in buffers)
     pairs = ((a, b) for a in buffers for b in buffers if a is not b)
@@ -96,10 +50,10 @@ def test_values_share_memory_that_their_sum_exceeds() -> None:
 
 
 def test_calls_at_once_have_arenas_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    module, whole, arenas = _made()
+    module, whole, arenas = made()
     tensors = [torch.randn(SHAPE) for _ in range(2)]
     want = [module(each) for each in tensors]
-    monkeypatch.setattr(f"{__name__}.waits", threading.Barrier(2, timeout=60).wait)
+    monkeypatch.setattr("arena_modules.waits", threading.Barrier(2, timeout=60).wait)
 
     def call(src: torch.Tensor) -> tuple[torch.Tensor, ...]:
         with torch.no_grad():
@@ -108,12 +62,12 @@ def test_calls_at_once_have_arenas_of_their_own(monkeypatch: pytest.MonkeyPatch)
 
     with ThreadPoolExecutor(2) as pool:
         for got, exact in zip(pool.map(call, tensors), want, strict=True):
-            _close(got, exact)
-    assert len(arenas._free) == 2
+            close(got, exact)
+    assert [*map(len, arenas._free.values())] == [2]
 
 
 def test_changed_weights_are_seen() -> None:
-    module, whole, arenas = _made()
+    module, whole, arenas = made()
     src = torch.randn(SHAPE)
     whole(src)
 
@@ -129,42 +83,24 @@ def test_changed_weights_are_seen() -> None:
     changes = (replaced, swapped, turned, lambda: module.norm.running_var.mul_(2), module.head.weight.zero_)
     for change in changes:
         change()
-        _close(whole(src), module(src))
+        close(whole(src), module(src))
     twin = copy.deepcopy(whole)
     twin.more[0].weight.zero_()
-    _close(whole(src), module(src))
+    close(whole(src), module(src))
     own = twin.fusion._planned
     assert own is not arenas
     assert not own._free
-    _close(twin(src), type(module).forward(twin, src))
+    close(twin(src), type(module).forward(twin, src))
 
 
 def test_other_calls_are_torchs() -> None:
-    module, whole, arenas = _made()
+    module, whole, arenas = made()
     src = torch.randn(SHAPE)
-    _close(whole(src.to(memory_format=torch.channels_last)), module(src))
+    close(whole(src.to(memory_format=torch.channels_last)), module(src))
     whole.requires_grad_(False)
     with torch.enable_grad():
-        _close(whole(src), module(src))
+        close(whole(src), module(src))
     assert not arenas._free
-
-
-class Joining(nn.Module):  # type: ignore[misc]
-    """Joins of results that nothing else reads, or something does; of torch's, of a join; one that leaves."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(6, 8, 1)
-        self.parts = nn.ModuleList([nn.Conv2d(8, 4 * (1 + place), 1) for place in range(4)])
-        self.next, self.head = nn.Conv2d(20, 8, 3, padding=1), nn.Conv2d(52, 8, 1)
-
-    def forward(self, src: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        stem = F.relu(self.stem(src))
-        one, two, three, four = (F.relu(each(stem)) for each in self.parts)
-        own = torch.cat([one, four], -3)
-        more = torch.cat([self.next(own).relu(), two, three, F.max_pool2d(stem, 3, 1, 1)], 1)
-        last = torch.cat([more, more[:, :8].relu(), between(stem)], 1)
-        return self.head(last), two + 1, torch.cat([F.relu(self.next(own)), stem], 1)
 
 
 def test_results_are_written_into_the_value_that_joins_them() -> None:
@@ -178,9 +114,9 @@ def test_results_are_written_into_the_value_that_joins_them() -> None:
     for _ in range(3):
         src = torch.randn(SHAPE)
         want, made = module(src), whole(src)
-        _close(made, want)
+        close(made, want)
         assert [each.stride() for each in made] == [each.stride() for each in want]
-    _close(whole(src.to(memory_format=torch.channels_last)), want)  # in no arena: torch joins
+    close(whole(src.to(memory_format=torch.channels_last)), want)  # in no arena: torch joins
 
 
 class Excited(nn.Module):  # type: ignore[misc]
@@ -241,7 +177,65 @@ def test_operands_are_packed_when_they_are_there(kind: str) -> None:
     assert any(word in str(each.plan) for each in whole.fusion.cut.sites for word in ("rotary", "scale ->"))
     for _ in range(3):
         src, places = torch.randn(2, 7, 20), torch.randn(rows)
-        _close((whole(src, places),), (module(src, places),))
+        close((whole(src, places),), (module(src, places),))
     if kind == "scaled":
         kernel = kernel_on("[bsc] -> linear(9) -> bias -> scale -> add -> relu", src)
         assert len(kernel._packed) == 1
+
+
+# ---- what was written, where, and what else may read
+
+
+class Placed(nn.Module):  # type: ignore[misc]
+    """A weight, which kernels pack, and one per element, which they read where it lies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.last = nn.Linear(20, 16), nn.Linear(16, 3)
+        self.places = nn.Parameter(torch.randn(5, 16))
+
+    def forward(self, src: torch.Tensor) -> torch.Tensor:
+        return self.last(F.relu(self.linear(src) + self.places))
+
+
+def test_launches_are_bound_anew_where_they_have_copies() -> None:
+    module, src = Placed(), torch.randn(5, 20)
+    whole = fused.fuse(module, src)
+    arenas = whole.fusion._planned
+    whole(src)
+    for tensor, is_copied in ((module.linear.weight, True), (module.places, False), (module.last.bias, True)):
+        (arena,) = arenas._free[0]
+        held = arena.held
+        tensor.mul_(1.25)
+        close((whole(src),), (module(src),))
+        assert (arena.held is not held) == is_copied
+        close((whole(src),), (module(src),))
+    module.places = whole.places = nn.Parameter(torch.randn(5, 16))
+    close((whole(src),), (module(src),))
+
+
+@torch.library.custom_op("fuseplan_tests_c10d::reduce", mutates_args=())  # type: ignore[untyped-decorator]
+def reduce(src: torch.Tensor) -> torch.Tensor:
+    """Stands for an exchange between processes, which goes on while others compute."""
+    return src * 2
+
+
+@reduce.register_fake  # type: ignore[untyped-decorator]
+def _(src: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(src)
+
+
+class Exchanged(nn.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, src: torch.Tensor) -> torch.Tensor:
+        return self.last(reduce(F.relu(self.first(src))))
+
+
+def test_what_processes_exchange_is_no_memory_of_later_values() -> None:
+    module, src = Exchanged(), torch.randn(4, 8)
+    whole = fused.fuse(module, src)
+    assert not whole.fusion._planned._lives.buffers
+    close((whole(src),), (module(src),))

@@ -344,7 +344,7 @@ def test_copies_of_constants_are_kept() -> None:
     src, weight = torch.ones(4, 16), torch.eye(16)
     for bias, lent in ((torch.ones(16), {"bias"}), (torch._neg_view(torch.ones(16)), set())):
         kernel = kernels.kernel_on("linear(16) -> bias", src)
-        bound = kernel._bound([weight, bias])[0]
+        bound = kernel.held([weight, bias]).plan
         assert bound.lent & {"bias"} == lent
         torch.testing.assert_close(bound(src), 1 + bias.expand(4, 16))
 

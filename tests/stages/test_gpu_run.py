@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +20,7 @@ from fuseplan.errors import ArgumentError, BuildError
 from fuseplan.kernels.emit import COUNTER_BYTES
 from fuseplan.kernels.packing import Packing, Pad, Transpose
 from pretend_gpu import Machine, PretendQueue, machine
-from toy_chain import PLAN, Tensors, ToyChain, chain, random_tensors, split, wanted
+from toy_chain import PLAN, SIZE, Tensors, ToyChain, chain, random_tensors, split, wanted
 from toy_templates import ToyProduct
 
 
@@ -116,6 +118,58 @@ def test_each_stream_has_its_workspace_and_a_recorded_launch_its_own(gpu: Machin
     assert first == again == last
     assert len({first, other, recorded}) == 3
     assert [launch.stream for launch in gpu.launches] == [7, 8, 7, 7, 7]
+
+
+def test_a_launch_on_tensors_that_stay_is_one_call_on_its_stream(gpu: Machine, tensors: Tensors) -> None:
+    src, given = split(tensors)
+    bound = fuseplan.compile(PLAN, "cuda").bind(**given)
+    out, queue = torch.full((4, 64), float("nan")), gpu.queues[0]
+    launch = bound.launcher(src, out)
+    assert not gpu.launches
+    room = queue.workspace(7, 0)
+    queue.now = 8
+    larger = queue.workspace(7, 1 << 20)
+    for status in (0, 201):  # of a thread without a context
+        gpu.driver.statuses[:] = [status] if status else []
+        src.mul_(-1.5)
+        launch()
+        torch.testing.assert_close(out, wanted(tensors))
+    assert [each.stream for each in gpu.launches] == [7, 7]
+    assert {each.arguments[4] for each in gpu.launches} == {room.address} != {larger.address}
+    gpu.driver.statuses[:] = [700, 700]
+    with pytest.raises(BuildError, match="refuses to launch"):
+        launch()
+    for bad, other in ((src, src), (src.double(), out), (src, torch.zeros(SIZE + 1)[1:].view(4, 64))):
+        with pytest.raises(ArgumentError):
+            bound.launcher(bad, other)
+
+
+def test_a_launch_on_tensors_that_stay_keeps_packed_operands(gpu: Machine, tensors: Tensors) -> None:
+    src, given = split(tensors)
+    bound = fuseplan.compile(PLAN, "cuda").bind(**given)
+    held, launch = weakref.ref(bound), bound.launcher(src, torch.empty(4, 64))
+    del bound
+    gc.collect()
+    assert held() is not None
+    launch()
+    del launch
+    gc.collect()
+    assert held() is None
+
+
+def test_a_launch_on_tensors_that_stay_has_its_tensor_maps() -> None:
+    with machine(ToyProduct) as gpu:
+        compiled = fuseplan.compile("f16[8x32x4x4, nhwc] -> conv2d(32, kernel=1)", "cuda")
+        bound = compiled.bind(weight=torch.randn(32, 32, 1, 1).half())
+        src, out = (torch.randn(8, 32, 4, 4).half().to(memory_format=torch.channels_last) for _ in range(2))
+        launches = [bound.launcher(src, out), bound.launcher(src.clone(), out)]
+        encoded = len(gpu.driver.encodings)
+        for launch in (*launches, *launches):
+            launch()
+        assert len(gpu.driver.encodings) == encoded
+        places = [[each.encoded.address for each in launch.arguments] for launch in gpu.launches]
+        assert places[:2] == places[2:]
+        assert places[0][0] == src.data_ptr() != places[1][0]
 
 
 def test_the_counters_of_a_workspace_are_zero() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import fuseplan
 from fuseplan import Arguments
@@ -179,6 +180,25 @@ def test_out_must_lie_apart_and_right(
 def test_this_torch_has_the_quick_check(mode: Callable[[], Any]) -> None:
     with mode():
         assert torch_tensors._has_guards.__wrapped__()
+
+
+class Asking(TorchDispatchMode):  # type: ignore[misc]
+    """Asks a form, inside of torch's dispatcher, about a view that negates its memory."""
+
+    def __init__(self, form: TorchForm, tensor: torch.Tensor) -> None:
+        super().__init__()
+        self.form, self.tensor, self.told = form, tensor, list[bool]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.told += [torch_tensors._has_guards.__wrapped__(), bool(self.form.address(self.tensor))]
+        return func(*args, **kwargs or {})
+
+
+def test_torchs_dispatcher_hides_no_negation() -> None:
+    tensor = torch.randn(4, 64)
+    with Asking(TorchForm(tensor), torch._neg_view(tensor)) as mode:
+        torch.neg(tensor)
+    assert mode.told == [True, False]
 
 
 def test_tensors_like_those_that_passed_are_not_looked_at_again(

@@ -67,6 +67,12 @@ class Loaded(Protocol):
     def block(self, threads: int) -> Block:
         """A new block, its workspace seen to, for launches on at most so many threads (a GPU ignores it)."""
 
+    def fixed(self, words: Sequence[tuple[int, int]], held: object) -> Callable[[], None] | None:
+        """A launch, on the current stream, of words that never change: pairs of a slot's place and its word.
+
+        It keeps alive what `held` is. None where a block costs as little.
+        """
+
 
 class Packed(Protocol):
     """An operand or a vector of parameters as a kernel reads it; it lives as long as this object."""

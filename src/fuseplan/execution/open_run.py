@@ -8,12 +8,12 @@ from operator import itemgetter
 from typing import Any
 
 from fuseplan.errors import ArgumentError, PlanError
-from fuseplan.execution.run import BoundPlan, fitting
+from fuseplan.execution.run import BoundPlan
 from fuseplan.execution.runner import Runner
 from fuseplan.language.extents import OPEN, extents_in, filled
 from fuseplan.system import limits
 from fuseplan.system.untraced import skip_frames, untraced
-from fuseplan.tensors.arguments import OUT, SRC, check_keys
+from fuseplan.tensors.arguments import OUT, SRC, check_keys, fitting
 
 Extents = tuple[int, ...]
 
@@ -78,7 +78,7 @@ class OpenBoundPlan(BoundPlan):
         memory, wanted = self._runner.memory, self._runner.plan.src
         shape = memory.view(src, SRC).shape
         if len(shape) != wanted.rank:
-            fitting(memory, src, SRC, wanted)
+            fitting(memory.view, src, SRC, wanted)
         return extents_in("src", shape, wanted.shape)
 
     def at(self, extents: Extents) -> BoundPlan:
@@ -125,7 +125,7 @@ class OpenBoundPlan(BoundPlan):
         for tensor, end, spec in ((src, SRC, runner.plan.src), (out, OUT, runner.plan.output)):
             buffer = None if tensor is None else memory.view(tensor, end)
             if buffer and (buffer.shape, buffer.dtype) != (filled(spec.shape, extents), spec.dtype):
-                fitting(memory, tensor, end, spec)
+                fitting(memory.view, tensor, end, spec)
         near = runner.at(tuple(max(1, extent) for extent in extents)).plan
         specs = {"out": near.output} | {each.key: each.spec for each in near.results}
         given = self._late | dict(free) | ({} if out is None else {"out": out})

@@ -93,6 +93,13 @@ class Runner:
         """A new block; it belongs in `free` afterwards."""
         return self._loaded.block(self._threads)
 
+    def fixed(self, words: Words, held: object) -> Callable[[], None] | None:
+        """A launch whose words never change; None where blocks that launches share cost as little.
+
+        It keeps alive what `held` is: the memory that the words name.
+        """
+        return self._loaded.fixed(words, held)
+
     def read(self, buffers: Mapping[str, Buffer]) -> list[tuple[Tensor, Buffer]]:
         """Operands, by key, each with how it lies."""
         return [(self.plan_operands[key], buffer) for key, buffer in buffers.items()]

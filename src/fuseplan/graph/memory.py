@@ -23,6 +23,7 @@ class Buffer:
         dtype: NumPy's.
         first, last: the steps that write it first and use it last.
         offset: in the arena, in bytes, once it is planned.
+        line: bytes that it begins and ends on a multiple of.
     """
 
     shape: tuple[int, ...]
@@ -31,12 +32,13 @@ class Buffer:
     first: int
     last: int
     offset: int = 0
+    line: int = ALIGNMENT
 
     @property
     def nbytes(self) -> int:
         """Bytes, rounded up to whole lines."""
         span = 1 + sum((extent - 1) * stride for extent, stride in zip(self.shape, self.strides, strict=True))
-        return -(-span * self.dtype.itemsize // ALIGNMENT) * ALIGNMENT if 0 not in self.shape else 0
+        return -(-span * self.dtype.itemsize // self.line) * self.line if 0 not in self.shape else 0
 
     def array(self, memory: Tensor) -> Tensor:
         """The tensor in a memory of bytes."""

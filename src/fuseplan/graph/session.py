@@ -24,7 +24,7 @@ from fuseplan.system.locks import Lock
 
 SHORT = 8  # elements of an axis: an image of 3 channels is copied 5 times as fast channel by channel
 Live = dict[str, Any]
-Action = Callable[[Live], None]
+Action = Callable[[Live], object]
 
 
 class Library(Protocol):

@@ -12,7 +12,7 @@ import numpy as np
 from fuseplan.errors import ArgumentError, counted, did_you_mean
 from fuseplan.language.declarations import IN_SRC_DTYPE, Operand, Result, Shape
 from fuseplan.language.dtypes import dtype_of
-from fuseplan.language.tensor import Dense
+from fuseplan.language.tensor import Dense, TensorSpec
 from fuseplan.messages.excerpt import bounded, operator_span, shown, underlined
 from fuseplan.op import Op
 from fuseplan.ops.embedding import Embedding
@@ -162,6 +162,23 @@ def check_value(plan: FusionPlan, key: str, value: Any) -> None:
         parameter_value(plan, key, value)
 
 
+def fitting(view: Callable[..., Buffer], tensor: Any, end: End, spec: TensorSpec) -> Buffer:
+    """The tensor for an end of a plan as a buffer.
+
+    Raises:
+        ArgumentError: it is not laid out as the spec says; both are shown.
+    """
+    buffer = view(tensor, end).read_as(spec.dtype)
+    if buffer.matches(spec):
+        return buffer
+    own, remedy = "plan.output", "leave it out for a new tensor; pass operands by name"
+    if end is SRC:
+        own, remedy = "plan.src", "compile a plan for it"
+    if buffer.shape == spec.shape and buffer.dtype == spec.dtype:
+        remedy = f"the layout differs: copy it into fuseplan.empty({own}), or {remedy}"
+    raise ArgumentError(end, f" does not match the plan\n  got {buffer.text}; want {spec}\n  {remedy}")
+
+
 def operand_buffer(
     plan: FusionPlan, operand: Operand, value: Any, view: Callable[..., Buffer] = described
 ) -> Buffer:
@@ -253,6 +270,19 @@ def index_check(plan: FusionPlan) -> Callable[[int], None] | None:
         raise ArgumentError(SRC, f" is no row of the table: got {numbers[place]} at {place}; want {want}")
 
     return check
+
+
+def missing_text(plan: FusionPlan, missing: list[str]) -> str:
+    """What is said of tensors that a call does not give."""
+    told = {each.key: (each.step, want_text(each)) for each in plan.operands}
+    updated = {each.key: (each.step, f"{each.spec}, to be updated") for each in plan.results}
+    wanted = [
+        f"`{key}` of operator {step} ({plan[step].op.name}): {want}"
+        for key, (step, want) in (told | updated).items()
+        if key in missing
+    ]
+    what = "operand" if set(missing) <= told.keys() else "tensor"
+    return "\n  ".join([f"{counted(len(wanted), what)} missing", *wanted, str(plan)])
 
 
 def parameter_value(plan: FusionPlan, key: str, value: Any) -> float:

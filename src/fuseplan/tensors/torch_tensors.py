@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -180,7 +181,15 @@ def _guards(*tensors: Any) -> Likeness:
 
 @functools.cache
 def _has_guards() -> bool:
-    """Whether this torch has that check, and it tells apart what must be: it is no public interface."""
+    """Whether this torch has that check, and it tells apart what must be: it is no public interface.
+
+    A thread of its own has none of torch's modes: inside of torch's dispatcher, the check overlooks negation.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(_tells_apart).result()
+
+
+def _tells_apart() -> bool:
     make = functools.partial(torch.zeros, device="cpu")
     try:
         with torch.inference_mode(False), torch.no_grad():  # where older ones overlook `requires_grad`
@@ -210,6 +219,11 @@ def likeness(*tensors: Any) -> Likeness:
     """
     is_told = _has_guards() and not any(tensor.requires_grad for tensor in tensors)
     return _guards(*tensors) if is_told else _never
+
+
+def alike(*tensors: Any) -> Likeness:
+    """The same, also for tensors that require gradients: the caller sees to it that none is recorded."""
+    return _guards(*tensors) if tensors and _has_guards() else _never
 
 
 class _Modes(NamedTuple):
@@ -250,7 +264,7 @@ class TorchForm:
         if type(tensor) is not self.kind:
             return 0
         is_moded = self._stacked() or self._forward._current_level >= 0
-        if is_moded or tensor.is_nested or not self._is_like(tensor):
+        if is_moded or tensor.is_nested or tensor.is_neg() or not self._is_like(tensor):
             if not self.fits(tensor):
                 return 0
             self._is_like = likeness(tensor)  # modes of torch, such as inference, are part of the check
@@ -291,7 +305,8 @@ def torch_pair(
         if type(src) is not kind or type(out) is not kind:
             return 0, 0, None
         is_moded = stacked() or forward._current_level >= 0
-        if is_moded or src.is_nested or out.is_nested or not are_like(src, out):
+        is_odd = src.is_nested or out.is_nested or src.is_neg() or out.is_neg()
+        if is_moded or is_odd or not are_like(src, out):
             if not (first.fits(src) and second.fits(out)):
                 return 0, 0, None
             known = are_like, wrote = likeness(src, out), _wrote(out)

@@ -1,113 +1,189 @@
-"""Calls of a graph of torch's on the CPU whose plans write into memory that was planned once.
+"""Calls of a graph of torch's whose plans write into memory that was planned once, on a CPU or a GPU.
 
-An output that stays in the graph has its place in an arena, so that no call makes new tensors, whose pages
-the system would clear first, and launches on tensors that stay where they are take 1 us of the host, not 35.
+An output that stays in the graph has its place in an arena, so that no call makes new tensors, whose pages a
+CPU's system would clear first. Launches on tensors that stay where they are take 1 us of the host, not 35.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import fx
 
+from fuseplan.execution.run import BoundPlan
 from fuseplan.graph.memory import arena, plan
+from fuseplan.tensors.torch_tensors import alike
 from fuseplan.torch.cutting import WITHIN, first
-from fuseplan.torch.kernels import Tensors, aligned, content, kernel_on
-from fuseplan.torch.lifetimes import Lifetimes
-from fuseplan.torch.operator import is_seen, launched
+from fuseplan.torch.kernels import Kernel, Tensors, aligned, content, kernel_on, queue_of
+from fuseplan.torch.lifetimes import Lifetimes, storages
+from fuseplan.torch.operator import PLAIN, is_watched, launched
 
-Marks = tuple[Any, ...]
 Uncounted = list[tuple[torch.Tensor, bytes]]
 Values = dict[fx.Node, Any]
+_versions = operator.attrgetter("_version")
 
 
 class Arenas:
-    """The calls of a graph that torch does not watch; concurrent ones have an arena each.
+    """The calls of a graph that torch does not watch.
+
+    Calls at once have an arena each, and so have the streams of a GPU: on one stream, a call begins when the
+    call before it is done. A call that a CUDA graph records has memory of the graph's, and ordinary launches.
 
     The launches in an arena are bound for the module's tensors as they lie. After one of these was written,
     or lies elsewhere, the next call binds anew; until then an arena keeps the tensors alive.
 
     Args:
         module: the graph, with plans.
-        own: how many of its first inputs are the module's own tensors.
+        own: which of its inputs are the module's own tensors, by their places.
+        device: of its tensors.
     """
 
-    def __init__(self, module: fx.GraphModule, own: int) -> None:
-        self._module, self._lives = module, Lifetimes.of(module, own)
+    def __init__(self, module: fx.GraphModule, own: Collection[int], device: torch.device) -> None:
         inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
-        self._own, self._strides = inputs[:own], [_strides(node.meta.get("val")) for node in inputs]
+        self._module, self._device, self._own = module, device, [inputs[place] for place in own]
+        self._lives = Lifetimes.of(module, self._own, on_gpu=queue_of(device) is not None)
+        self._strides = [_strides(node.meta.get("val")) for node in inputs if node not in self._own]
         self._bytes = plan([*self._lives.buffers.values()])
-        self._run, self._slots = _written(module.graph, self._lives)
-        self._free: list[_Arena] = []
+        graph, self._slots = _written(module.graph, self._lives)
+        self._run: Callable[..., Any] = graph.forward
+        self._free: dict[int, list[_Arena]] = {}  # by stream
 
-    def __call__(self, own: Tensors, leaves: Sequence[Any]) -> Any:
+    def __call__(self, own: Tensors, others: Sequence[Any]) -> Any:
         """The graph's results; None where torch watches the call, or a tensor lies unlike the example's."""
-        given = [*own, *(each for each in leaves if isinstance(each, torch.Tensor))]
-        if is_seen(given) or [*map(_strides, leaves)] != self._strides[len(own) :]:
+        is_plain = all(type(each) in PLAIN for each in others if isinstance(each, torch.Tensor))
+        if is_watched() or not is_plain or [*map(_strides, others)] != self._strides:
             return None
         try:
-            marks = (torch.get_num_threads(), *_marks(own))
+            versions = [*map(_versions, own)]
         except RuntimeError:  # tensors of inference mode count no versions
             return None
+        queue = queue_of(self._device)
+        stream = queue.stream() if queue else 0
+        if queue and stream and queue.is_capturing():
+            found = self._arena()
+            is_bound = self._bind(found, own, versions, is_recorded=True)
+            return self._run(found.held, *others) if is_bound else None
+        free = self._free.setdefault(stream, [])
         try:
-            found = self._free.pop()  # atomic, so that no two calls get the same
+            found = free.pop()  # atomic, so that no two calls get the same
         except IndexError:
-            found = _Arena(self._lives, self._bytes)
+            found = self._arena()
         try:
-            if found.marks != marks or any(content(each) != told for each, told in found.uncounted):
-                if [*map(_strides, own)] != self._strides[: len(own)]:
+            if not found.holds(own, versions):
+                if queue and found.held:
+                    queue.wait()  # launches read packed tensors that nobody may keep from now on
+                if not self._bind(found, own, versions):
                     return None
-                found.bind(marks, self._module, dict(zip(self._own, own, strict=True)), self._slots)
-            return self._run(found.held, *leaves)
+            return self._run(found.held, *others)
         finally:
-            self._free.append(found)
+            free.append(found)
+
+    def _arena(self) -> _Arena:
+        with torch.inference_mode(False):
+            if self._device.type == "cpu":
+                return _Arena(self._lives, torch.from_numpy(arena(self._bytes)))
+            return _Arena(self._lives, torch.empty(self._bytes + 1, dtype=torch.uint8, device=self._device))
+
+    def _bind(self, found: _Arena, own: Tensors, versions: list[int], *, is_recorded: bool = False) -> bool:
+        """Binds an arena's launches, unless a tensor lies unlike the example's."""
+        if [*map(_strides, own)] != [_strides(node.meta.get("val")) for node in self._own]:
+            return False
+        values = dict(zip(self._own, own, strict=True))
+        found.bind(own, versions, self._module, values, self._slots, is_recorded)
+        return True
 
     def __copy__(self) -> Arenas:
         """The same for a copy of the module."""
         made = object.__new__(type(self))
-        made.__dict__.update(self.__dict__, _free=[])
+        made.__dict__.update(self.__dict__, _free={})
         return made
 
     def __getstate__(self) -> Mapping[str, Any]:
-        return {**self.__dict__, "_free": []}
+        return {**self.__dict__, "_free": {}}
 
 
-def unplanned(own: Tensors, leaves: Sequence[Any]) -> None:
-    """Stands for the arenas of a graph whose memory is not planned: on a GPU, or with open extents."""
+def unplanned(own: Tensors, others: Sequence[Any]) -> None:
+    """Stands for the arenas of a graph whose memory is not planned: with open extents."""
 
 
 class _Arena:
     """Memory for one call at a time, and the launches in it.
 
     Attributes:
-        marks: of the tensors that the launches are bound for.
         held: what a call is given besides its inputs.
-        uncounted: the tensors that torch writes without counting, with their elements when they were packed.
     """
 
-    def __init__(self, lives: Lifetimes, nbytes: int) -> None:
+    def __init__(self, lives: Lifetimes, memory: torch.Tensor) -> None:
         self._lives, self._known = lives, Values()
-        self.marks: Marks = ()
+        self._own: list[torch.Tensor] | None = None
+        self._versions: list[int] = []
+        self._looks: list[Any] = []
+        self._are_alike = alike()
         self.held: list[Any] = []
-        self.uncounted: Uncounted = []
-        with torch.inference_mode(False):
-            memory = torch.from_numpy(arena(nbytes))
-            self._outs = {node: lives.out(node, memory) for node in (*lives.buffers, *lives.parts)}
+        self._outs = {node: lives.out(node, memory) for node in (*lives.buffers, *lives.parts)}
 
-    def bind(self, marks: Marks, module: fx.GraphModule, own: Values, slots: Sequence[fx.Node]) -> None:
-        """Binds the launches for tensors of the module."""
-        self.marks, self._known = (), own  # bound launches keep no tensor alive
-        self.uncounted = []
-        self._storages = [each.untyped_storage() for each in own.values()]
+    def holds(self, own: Tensors, versions: list[int]) -> bool:
+        """Whether the launches are bound for these tensors, and none was written or lies elsewhere since."""
+        return (
+            self._own is not None
+            and all(map(operator.is_, own, self._own))
+            and [*map(torch.Tensor.data_ptr, own)] == self._places
+            and self._threads == torch.get_num_threads()
+            and self._look_same(own)
+            and (versions == self._versions or self._are_read_in_place(versions))
+            and all(content(each) == told for each, told in self._uncounted)
+        )
+
+    def _are_read_in_place(self, versions: list[int]) -> bool:
+        """Whether launches read all tensors where they lie that were written."""
+        pairs = zip(self._own or (), versions, self._versions, strict=True)
+        if not self._copied.isdisjoint(storages([each for each, new, old in pairs if new != old])):
+            return False
+        self._versions = versions
+        return True
+
+    def _look_same(self, own: Tensors) -> bool:
+        if self._are_alike(*own):
+            return True
+        if [*map(_look, own)] != self._looks:
+            return False
+        self._are_alike = alike(*own)  # modes of torch, such as inference, are part of the check
+        return True
+
+    def bind(
+        self,
+        own: Tensors,
+        versions: list[int],
+        module: fx.GraphModule,
+        known: Values,
+        slots: Sequence[fx.Node],
+        is_recorded: bool,
+    ) -> None:
+        """Binds the launches for tensors of the module.
+
+        Args:
+            own: the tensors.
+            versions: how often each was written.
+            module: the graph.
+            known: the tensors by their nodes.
+            slots: the nodes whose values a call is given.
+            is_recorded: a CUDA graph records the one call.
+        """
+        self._own, self._known, self._kept = None, known, list[Any]()  # bound launches keep no tensor alive
+        self._uncounted, self._copied = Uncounted(), set[int]()  # storages that launches have copies of
+        self._is_recorded, self._threads = is_recorded, torch.get_num_threads()
+        self._places, self._versions = [*map(torch.Tensor.data_ptr, own)], versions
+        self._looks, self._are_alike = [*map(_look, own)], alike(*own)
+        self._kept += [each.untyped_storage() for each in own]
         for node in module.graph.nodes:
             is_held = node in self._lives.known or node in self._lives.bound
-            if is_held and node not in own:
-                own[node] = self._made(node, module, own)
-        self.held, self.marks = [own[node] for node in slots], marks
+            if is_held and node not in known:
+                known[node] = self._made(node, module, known)
+        self.held, self._own = [known[node] for node in slots], [*own]
 
     def _made(self, node: fx.Node, module: fx.GraphModule, known: Values) -> Any:
         if node.op == "get_attr":
@@ -119,7 +195,10 @@ class _Arena:
         if node.target is first and node.args[0] in self._outs:
             return self._outs[node.args[0]]
         args, kwargs = fx.map_arg((node.args, node.kwargs), known.__getitem__)
-        return node.target(*args, **kwargs)
+        made = node.target(*args, **kwargs)
+        read = {*storages([known[each] for each in node.all_input_nodes])}
+        self._copied |= set() if read.issuperset(storages(made)) else read
+        return made
 
     def _launch(self, node: fx.Node, known: Values) -> Callable[..., Any]:
         """A launch as a function of its src, where that is not known, that gives the output."""
@@ -129,9 +208,11 @@ class _Arena:
         strides, changing = self._lives.strides[node], self._lives.changing(node)
         if src in known:
             kernel, plain = kernel_on(operators, known[src]), aligned(known[src])
-            bound, late = kernel.bound(given, self.uncounted, changing)
-            is_plain = out is not None and not late
-            return bound.launcher(plain, out) if is_plain else partial(bound, plain, out, **late)
+            self._kept.append(plain)
+            self._copied |= set() if plain.data_ptr() == known[src].data_ptr() else {*storages(known[src])}
+            bound, late = self._bound(kernel, given, changing)
+            is_fixed = out is not None and not late and not self._is_recorded
+            return bound.launcher(plain, out) if is_fixed else partial(bound, plain, out, **late)
         bounds: list[Callable[..., Any]] = []
 
         def launch(src: torch.Tensor) -> Any:
@@ -139,11 +220,20 @@ class _Arena:
                 (made,) = launched(plain_operators, src, [*map(torch.clone, given)])
                 return made if out is None else out.copy_(made)
             if not bounds:
-                bound, late = kernel_on(operators, src).bound(given, self.uncounted, changing)
+                bound, late = self._bound(kernel_on(operators, src), given, changing)
                 bounds.append(partial(bound, **late))
             return bounds[0](aligned(src), out)
 
         return launch
+
+    def _bound(
+        self, kernel: Kernel, given: Tensors, changing: Collection[int]
+    ) -> tuple[BoundPlan, dict[str, torch.Tensor]]:
+        """A bound plan, and the operands that each call gives; notes what it has copied."""
+        plan, late, copied, uncounted = kernel.bound(given, changing)
+        self._copied |= {*storages(copied)}
+        self._uncounted += uncounted
+        return plan, late
 
 
 def _written(graph: fx.Graph, lives: Lifetimes) -> tuple[fx.GraphModule, list[fx.Node]]:
@@ -183,13 +273,8 @@ def _copy(whole: torch.Tensor, part: torch.Tensor, axis: int, begin: int, extent
     whole.narrow(axis, begin, extent).copy_(part)
 
 
-def _marks(tensors: Tensors) -> Iterator[list[Any]]:
-    """What tells that tensors lie where they did, and were not written, while they and their memory live."""
-    yield [*map(id, tensors)]
-    yield [*map(torch.Tensor.data_ptr, tensors)]
-    yield [each._version for each in tensors]
-    yield [each.shape for each in tensors]
-    yield [*map(torch.Tensor.stride, tensors)]
+def _look(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return type(tensor), tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.is_neg()
 
 
 def _strides(value: Any) -> tuple[int, ...] | None:

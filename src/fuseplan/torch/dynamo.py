@@ -11,11 +11,14 @@ import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
+from torch._guards import TracingContext
 
 from fuseplan.errors import ArgumentError
 from fuseplan.graph.choose import Mode
 from fuseplan.graph.rules import Rule
+from fuseplan.torch.arenas import Arenas
 from fuseplan.torch.cutting import fused
+from fuseplan.torch.intact import keep_attention, restore_attention
 from fuseplan.torch.masks import simplify_masks
 from fuseplan.torch.reporting import report_of, trace
 
@@ -54,29 +57,56 @@ def _compiled(
     given: fx.GraphModule, inputs: Sequence[Any], options: Options, is_inference: bool = False
 ) -> Callable[..., Any]:
     """The graph with plans; as it is where its tensors lie on several devices, or on one without plans."""
+    restore_attention(given)
     devices = {each.device for each in inputs if isinstance(each, torch.Tensor)}
     device = devices.pop() if len(devices) == 1 else None
     is_known = device is not None and device.type in ("cpu", "cuda")
     if not is_known or device is None:
-        return _boxed(given)
+        return _boxed(given.forward)
     if is_inference:  # a backward pass is given the mask that the forward pass was
         simplify_masks(given.graph)
         given.recompile()
     if options.dryrun:
         made = fused(given, device, is_built=False, rules=options.rules, ranges=is_inference)
         print(report_of(made, device))
-        return _boxed(given)
+        return _boxed(given.forward)
     if options.rest == "inductor":
         from fuseplan.torch import inductor
 
         return inductor.compiled(given, inputs, device, options.rules, is_inference=is_inference)
-    made = fused(given, device, choose=options.choose, rules=options.rules, ranges=is_inference)
+    own = _own(given) if is_inference else []
+    how: dict[str, Any] = {"choose": options.choose, "rules": options.rules, "ranges": is_inference}
+    made = fused(given, device, joins=bool(own) and device.type == "cpu", **how)
     trace(lambda: report_of(made, device))
-    return _boxed(made.module)
+    return _planned(made.module, own, device) if own else _boxed(made.module.forward)
 
 
-def _boxed(module: fx.GraphModule) -> Callable[..., Any]:
-    boxed: Callable[..., Any] = make_boxed_func(module.forward)
+def _own(given: fx.GraphModule) -> list[int]:
+    """The places of the module's own tensors among a graph's inputs; none with open extents, or untold."""
+    context = TracingContext.try_get()
+    told = context.fw_metadata if context else None
+    inputs = [node.meta.get("val") for node in given.graph.nodes if node.op == "placeholder"]
+    extents = (each for value in inputs if isinstance(value, torch.Tensor) for each in value.shape)
+    if told is None or any(isinstance(each, torch.SymInt) for each in (*inputs, *extents)):
+        return []
+    return [place for place in told.static_input_indices if place not in told.mutated_inp_runtime_indices]
+
+
+def _planned(module: fx.GraphModule, own: Sequence[int], device: torch.device) -> Callable[..., Any]:
+    """A graph whose values lie in arenas."""
+    arenas = Arenas(module, own, device)
+    count = sum(node.op == "placeholder" for node in module.graph.nodes)
+    others = [place for place in range(count) if place not in own]
+
+    def call(*inputs: Any) -> Any:
+        made = arenas([inputs[place] for place in own], [inputs[place] for place in others])
+        return module.forward(*inputs) if made is None else made
+
+    return _boxed(call)
+
+
+def _boxed(function: Callable[..., Any]) -> Callable[..., Any]:
+    boxed: Callable[..., Any] = make_boxed_func(function)
     return boxed
 
 
@@ -107,6 +137,7 @@ def compile_graph(
         remedy = "options={'choose': 'measured'} measures plans"
         raise ArgumentError(f"mode={mode!r} is Inductor's, and the backend fuseplan has none: {remedy}")
     how = Options.read(options or {})
+    keep_attention(given, inputs)
     training, inference = (partial(_compiled, options=how, is_inference=each) for each in (False, True))
     backend = aot_autograd(fw_compiler=training, inference_compiler=inference)
     made: Callable[..., Any] = backend(given, inputs)

@@ -106,27 +106,27 @@ class Fused:
         self._held = given.held(module)
         inputs = (*self._held.tensors, *pytree.tree_leaves(example))
         self._extents = Extents(given.inputs, given.ranges)
-        is_planned = given.device.type == "cpu" and not self._extents.axes
-        made: Fusion = fused(
-            given.graph, given.device, choose=mode, inputs=inputs, rules=rules, joins=is_planned
-        )
+        is_planned = not self._extents.axes
+        joins = is_planned and given.device.type == "cpu"
+        made: Fusion = fused(given.graph, given.device, choose=mode, inputs=inputs, rules=rules, joins=joins)
         self.cut: Cut = made.cut
         self.report: Report = report_of(made, given.device)
         trace(lambda: self.report)
         self._module, self._graph = module, made.module
         self._in, self._out = given.in_spec, given.out_spec
-        self._planned = Arenas(made.module, len(given.state)) if is_planned else unplanned
-        self._form, self._is_told = self._form_of(example), False
+        own = range(len(given.state))
+        self._planned = Arenas(made.module, own, given.device) if is_planned else unplanned
+        self._form, self._is_told = self._form_of(pytree.tree_leaves(example)), False
         self._functions = given.functions
 
     def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
         leaves, spec = pytree.tree_flatten((inputs, kwargs))
-        is_known = spec == self._in and self._held.is_current
-        if not is_known or self._form_of((inputs, kwargs)) != self._form or not self._extents.hold(leaves):
+        own = self._held.current()
+        is_known = own is not None and spec == self._in and self._form_of(leaves) == self._form
+        if own is None or not is_known or not self._extents.hold(leaves):
             return self._unfused(inputs, kwargs)
         if self._functions != () and self._backward_is_own(inputs, kwargs, leaves):
             return self._unfused(inputs, kwargs, OWN_BACKWARD)
-        own = self._held.tensors
         try:
             made = None if torch.compiler.is_compiling() else self._planned(own, leaves)
             made = self._graph(*own, *leaves) if made is None else made
@@ -175,9 +175,8 @@ class Fused:
             warnings.warn(why.format(functions=functions), stacklevel=4)
         return type(self._module).forward(self._module, *inputs, **kwargs)
 
-    def _form_of(self, given: Any) -> Form:
+    def _form_of(self, leaves: Sequence[Any]) -> Form:
         """What tensors look like besides their open extents, and other values themselves."""
-        leaves = pytree.tree_leaves(given)
         forms = [
             (self._shape(place, each), each.dtype, each.device) if isinstance(each, torch.Tensor) else each
             for place, each in enumerate(leaves)

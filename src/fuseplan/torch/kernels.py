@@ -7,11 +7,13 @@ import functools
 import itertools
 import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from fuseplan.backends.triton import memory
+from fuseplan.backends.triton.memory import Queue
 from fuseplan.compile import CompiledPlan
 from fuseplan.compile import compile as compile_plan
 from fuseplan.errors import ArgumentError, PlanError, Unsupported, counted
@@ -35,7 +37,7 @@ ALIGNMENT = 16  # bytes; kernels for GPUs take no tensor that begins elsewhere
 # Of an operand: its storage, its address, its version, and how it lies there. While a weak reference to the
 # storage is kept, no other has its number.
 Mark = tuple[int, int, int, torch.Size, tuple[int, ...]]
-Packed = dict[tuple[Mark, ...], tuple[tuple[StorageWeakRef, ...], BoundPlan, dict[int, bytes]]]
+Packed = dict[tuple[Mark, ...], tuple[tuple[StorageWeakRef, ...], "Bindings"]]
 # Batch norm in training updates these by kernels of torch's that raise no version counter.
 UNCOUNTED = ("mean", "variance")
 
@@ -132,6 +134,40 @@ def _opened(plan: FusionPlan, operators: str) -> FusionPlan | None:
     return None
 
 
+class Bindings(NamedTuple):
+    """A plan with its constant operands bound.
+
+    Attributes:
+        plan: the plan.
+        told: of the packed operands that torch writes without counting, by their places, the elements.
+        is_kept: whether it holds for later calls on the same tensors, while these are not written.
+    """
+
+    plan: BoundPlan
+    told: Mapping[int, bytes]
+    is_kept: bool
+
+    def is_current(self, given: Tensors) -> bool:
+        """Whether nothing wrote into a tensor without counting."""
+        return not self.told or all(content(given[place]) == told for place, told in self.told.items())
+
+
+class Bound(NamedTuple):
+    """A plan with operands bound.
+
+    Attributes:
+        plan: the plan.
+        late: the operands that each call has to give nevertheless, by key.
+        copied: the tensors of which it has packed copies.
+        uncounted: those of them that torch writes without counting, with their elements.
+    """
+
+    plan: BoundPlan
+    late: dict[str, torch.Tensor]
+    copied: list[torch.Tensor]
+    uncounted: list[tuple[torch.Tensor, bytes]]
+
+
 class Kernel:
     """A plan compiled for a device, and its operands as the kernel reads them.
 
@@ -139,17 +175,25 @@ class Kernel:
     packed copy is kept for as long as the tensor's memory lives, and made again when its version counter
     shows that it was written. Statistics of batch norm, which torch writes without counting, are compared on
     the CPU. What else writes so, as `tensor.data` does, is not seen.
+
+    Attributes:
+        plan: the plan.
+        constant: the places, among the tensors besides src, of operands that may be packed.
+        per_call: the places of the others, which each call reads, and their keys.
     """
 
-    def __init__(self, plan: FusionPlan, compiled: tuple[CompiledPlan, Packed], operators: str = "") -> None:
-        self.plan = plan
+    def __init__(
+        self, plan: FusionPlan, compiled: tuple[CompiledPlan, Packed], queue: Queue | None, operators: str
+    ) -> None:
+        self.plan, self._queue = plan, queue
         self._compiled, self._packed = compiled
         given: tuple[Operand | Result, ...] = (*plan.operands, *plan.results)
         specs = {each.key: each.spec for each in given if each.spec is not None}
         self._joins, self._keys = joins_of(operators), keys_of(operators, plan)
         self._updated = tuple(each.key for each in plan.results if each.updated)
         self._per_call = {place: specs[key] for place, key in enumerate(self._keys) if key in specs}
-        self._constant = tuple(place for place, key in enumerate(self._keys) if key not in specs)
+        self.constant = tuple(place for place, key in enumerate(self._keys) if key not in specs)
+        self.per_call = [(place, self._keys[place]) for place in self._per_call]
         statistics = [each.key for each in plan.operands if isinstance(plan[each.step].op, BatchNorm)]
         self._uncounted = tuple(
             place for place, key in enumerate(self._keys) if key in statistics and key.startswith(UNCOUNTED)
@@ -169,33 +213,31 @@ class Kernel:
         values |= {key: values[key].clone() for key in self._updated}
         if parameters:
             values |= dict(zip((each.key for each in self.plan.parameters), parameters, strict=True))
-        made = self._bound(given)[0](aligned(src), **values)
+        made = self.held(given).plan(aligned(src), **values)
         return list(made[: 1 + len(self.plan.results)]) if isinstance(made, tuple) else [made]
 
-    def bound(
-        self, given: Tensors, uncounted: list[tuple[torch.Tensor, bytes]], changing: Collection[int]
-    ) -> tuple[BoundPlan, dict[str, torch.Tensor]]:
-        """The plan with all operands bound, and the operands that each call has to give nevertheless.
+    def bound(self, given: Tensors, changing: Collection[int]) -> Bound:
+        """The plan with all operands bound.
 
         Args:
             given: the tensors besides src; those per element lie as the kernel reads them.
-            uncounted: takes the packed ones that torch writes without counting, with their elements.
             changing: the places of those with other elements in each call, which cannot be packed once.
         """
-        made, told = (self._bind(given), {}) if changing else self._bound(given)
-        uncounted += [(given[place], elements) for place, elements in told.items()]
-        late = {self._keys[place]: given[place] for place in self._constant if place in changing}
-        late = {key: each for key, each in late.items() if key not in made.lent}
-        return made.further({self._keys[place]: given[place] for place in self._per_call}), late
+        packs_late = not {*changing}.isdisjoint(self.constant)
+        made, told, _ = Bindings(self._bind(given), {}, False) if packs_late else self.held(given)
+        apart = [place for place in self.constant if self._keys[place] not in made.lent]
+        late = {self._keys[place]: given[place] for place in apart if place in changing}
+        lain = {place: _lain(given[place], spec) for place, spec in self._per_call.items()}
+        copied = [given[place] for place in apart if place not in changing]
+        copied += [given[place] for place, each in lain.items() if each.data_ptr() != given[place].data_ptr()]
+        further = made.further({self._keys[place]: each for place, each in lain.items()})
+        return Bound(further, late, copied, [(given[place], elements) for place, elements in told.items()])
 
-    def _bound(self, given: Tensors) -> tuple[BoundPlan, Mapping[int, bytes]]:
-        """The plan with the constant operands bound, as they were packed before where they are the same.
-
-        And the elements, by their places, of the packed ones that torch writes without counting.
-        """
-        constant = [given[place] for place in self._constant]
+    def held(self, given: Tensors) -> Bindings:
+        """The plan with the constant operands bound, as they were packed before where they are the same."""
+        constant = [given[place] for place in self.constant]
         if True in [each.is_inference() for each in constant]:  # these count no versions
-            return self._bind(given), {}
+            return Bindings(self._bind(given), {}, False)
         marks = tuple(
             [
                 (each.untyped_storage()._cdata, each.data_ptr(), each._version, each.shape, each.stride())
@@ -203,20 +245,29 @@ class Kernel:
             ]
         )
         held = self._packed.get(marks)
-        if held is None or any(content(given[place]) != told for place, told in held[2].items()):
+        if held is None or not held[1].is_current(given):
+            if self._queue and self._queue.is_capturing():
+                # Packed whenever the graph runs, in memory of the graph's.
+                return Bindings(self._bind(given), {}, False)
             self._drop()
             storages = tuple(StorageWeakRef(each.untyped_storage()) for each in constant)
             bound = self._bind(given)
             copied = (place for place in self._uncounted if self._keys[place] not in bound.lent)
             told = {place: content(given[place]) for place in copied if given[place].is_cpu}
-            held = self._packed[marks] = storages, bound, told
-        return held[1:]
+            held = self._packed[marks] = storages, Bindings(bound, told, True)
+        return held[1]
+
+    def reads_in_place(self, given: Tensors) -> bool:
+        """Whether the plan gives its output alone, and reads operands per element where they lie."""
+        pairs = ((given[place], _lain(given[place], spec)) for place, spec in self._per_call.items())
+        makes_more = self.plan.results or self.plan.views
+        return not makes_more and all(each.data_ptr() == made.data_ptr() for each, made in pairs)
 
     def _bind(self, given: Tensors) -> BoundPlan:
-        pairs = [(given[place], aligned(given[place])) for place in self._constant]
-        values = {self._keys[place]: made for place, (_, made) in zip(self._constant, pairs, strict=True)}
+        pairs = [(given[place], aligned(given[place])) for place in self.constant]
+        values = {self._keys[place]: made for place, (_, made) in zip(self.constant, pairs, strict=True)}
         for key, (_, axis) in self._joins.items():
-            parts = [given[place] for place in self._constant if self._keys[place] == key]
+            parts = [given[place] for place in self.constant if self._keys[place] == key]
             values[key] = torch.cat([*map(aligned, parts)], axis)
         if not self._joins and all(made.data_ptr() == each.data_ptr() for each, made in pairs):
             return self._compiled.borrow(values)
@@ -258,8 +309,8 @@ def _kernel_of(
     opened = _opened(plan, operators)
     if opened is not None:
         with contextlib.suppress(Unsupported):
-            return Kernel(plan, _compiled(opened, target, threads), operators)
-    return Kernel(plan, _compiled(plan, target, threads), operators)
+            return Kernel(plan, _compiled(opened, target, threads), _queue(target), operators)
+    return Kernel(plan, _compiled(plan, target, threads), _queue(target), operators)
 
 
 def target_of(device: torch.device) -> tuple[str, int | None]:
@@ -273,6 +324,16 @@ def target_of(device: torch.device) -> tuple[str, int | None]:
     if device.type == "cuda":
         return f"cuda:{device.index or 0}", None
     raise ArgumentError(f"a tensor is on {device}: plans run on the CPU and on CUDA devices")
+
+
+def queue_of(device: torch.device) -> Queue | None:
+    """Where launches on a GPU's tensors go; None on the CPU."""
+    return _queue(target_of(device)[0])
+
+
+def _queue(target: str) -> Queue | None:
+    kind, _, index = target.partition(":")
+    return memory.queue(int(index)) if kind == "cuda" else None
 
 
 @functools.lru_cache(maxsize=4096)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,15 +12,17 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from fuseplan.graph.memory import Buffer
+from fuseplan.graph.memory import ALIGNMENT, Buffer
 from fuseplan.language.layouts import same_strides
 from fuseplan.tensors.torch_tensors import DTYPES
 from fuseplan.torch.cutting import WITHIN, first, joined, laid_out
+from fuseplan.torch.kernels import ALIGNMENT as VECTOR
 from fuseplan.torch.kernels import given_of, operands_in, plan_on
 from fuseplan.torch.operator import launched, readable
 
 aten = torch.ops.aten
 UNWRITTEN = (aten.empty.memory_format, aten.empty_strided.default)  # their elements are any
+GPU_LINE = 512  # bytes, as torch's allocator: a copy of rows that begin inside of a line takes longer
 # Of Python: functions of the tensors that they read, in memory of their own or in that of one of these.
 COPYING = (laid_out, first, joined, operator.getitem, launched)
 
@@ -52,21 +54,23 @@ class Lifetimes:
     buffers: dict[fx.Node, Buffer] = field(default_factory=dict)
     parts: dict[fx.Node, Part] = field(default_factory=dict)
     copied: dict[fx.Node, list[tuple[fx.Node, Part]]] = field(default_factory=dict)
+    _line: int = ALIGNMENT
     _outs: dict[fx.Node, torch.Tensor] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, module: fx.GraphModule, own: int) -> Lifetimes:
+    def of(cls, module: fx.GraphModule, own: Collection[fx.Node], *, on_gpu: bool) -> Lifetimes:
         """Those of a graph.
 
         Args:
             module: the graph, with plans.
-            own: how many of its first inputs are the module's own tensors.
+            own: its inputs that are the module's own tensors.
+            on_gpu: whether its tensors lie on a GPU, whose kernels move 16 bytes at a time.
         """
-        values = _Values(module)
-        made = cls()
+        values = _Values(module, VECTOR if on_gpu else 1)
+        made = cls(_line=GPU_LINE if on_gpu else ALIGNMENT)
         for place, node in enumerate(module.graph.nodes):
             is_function = node.op == "call_function" and made.constant.issuperset(node.all_input_nodes)
-            is_own = node.op == "get_attr" or (node.op == "placeholder" and place < own)
+            is_own = node.op == "get_attr" or node in own
             if is_own or (is_function and (values.is_view(node) or values.is_copy(node))):
                 made.constant.add(node)
                 made.known.add(node)
@@ -102,7 +106,8 @@ class Lifetimes:
 
     def _place(self, node: fx.Node, out: torch.Tensor, begin: int, last: int) -> None:
         bits = np.dtype(f"u{out.itemsize}")  # NumPy has no bf16
-        self.buffers[node], self._outs[node] = Buffer(tuple(out.shape), out.stride(), bits, begin, last), out
+        made = Buffer(tuple(out.shape), out.stride(), bits, begin, last, line=self._line)
+        self.buffers[node], self._outs[node] = made, out
 
     def _join(self, node: fx.Node, place: int, values: _Values) -> None:
         """Places a joined value, into which launches write that nothing else reads; others are copied."""
@@ -142,7 +147,8 @@ class _Values:
         leaving: the storages of results, and of what an operator may keep that does not tell.
     """
 
-    def __init__(self, module: fx.GraphModule) -> None:
+    def __init__(self, module: fx.GraphModule, vector: int) -> None:
+        self._vector = vector  # bytes that tensors begin on a multiple of where a launch reads them in place
         self.found: dict[fx.Node, Any] = {}
         self.last: dict[int, int] = {}
         self.leaving: set[int] = set()
@@ -153,12 +159,12 @@ class _Values:
 
     def is_view(self, node: fx.Node) -> bool:
         """Whether all memory of the value is that of values which it reads."""
-        return {*_storages(self.found[node])} <= {*self._read(node)}
+        return {*storages(self.found[node])} <= {*self._read(node)}
 
     def is_copy(self, node: fx.Node) -> bool:
         """Whether the value is a function of what it reads, in memory of its own that stays in the graph."""
         is_known = node.target in COPYING or _tells_views(node) or _is_repeatable(node)
-        return is_known and self.leaving.isdisjoint(_storages(self.found[node]))
+        return is_known and self.leaving.isdisjoint(storages(self.found[node]))
 
     def is_read_in_place(self, node: fx.Node) -> bool:
         """Whether a launch gives its output alone, and reads its tensors where they lie."""
@@ -173,15 +179,23 @@ class _Values:
             and all(user.target is first for user in node.users)
             and readable(value) is value
             and not any(each.is_neg() for each in (value, *(tensor for _, tensor in wanted)))
+            and self._is_aligned(value)
             and all(
-                spec is None or same_strides(spec.shape, tensor.stride(), spec.element_strides)
+                spec is None
+                or (
+                    same_strides(spec.shape, tensor.stride(), spec.element_strides)
+                    and self._is_aligned(tensor)
+                )
                 for spec, tensor in wanted
             )
         )
 
+    def _is_aligned(self, tensor: torch.Tensor) -> bool:
+        return bool(tensor.storage_offset() * tensor.itemsize % self._vector == 0)
+
     def _read(self, node: fx.Node) -> Iterator[int]:
         for each in node.all_input_nodes:
-            yield from _storages(self.found[each])
+            yield from storages(self.found[each])
 
     def _made(self, node: fx.Node, module: fx.GraphModule) -> Any:
         if node.op == "get_attr":
@@ -197,7 +211,7 @@ class _Values:
                 return node.target(*args, **kwargs)
             except Exception:  # of many kinds, by operators that the meta device lacks
                 self.leaving |= {*self._read(node)}
-        if node.op == "output":
+        if node.op == "output" or "c10d" in str(node.target):  # processes exchange it while others go on
             self.leaving |= {*self._read(node)}
         return pytree.tree_map_only(torch.Tensor, _empty, node.meta.get("val"))
 
@@ -236,5 +250,6 @@ def _storage(tensor: torch.Tensor) -> int:
     return number
 
 
-def _storages(value: Any) -> Iterator[int]:
+def storages(value: Any) -> Iterator[int]:
+    """The numbers of the storages of all tensors in a value."""
     return (_storage(each) for each in pytree.tree_leaves(value) if isinstance(each, torch.Tensor))

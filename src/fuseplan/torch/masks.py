@@ -10,6 +10,7 @@ from math import prod
 
 import torch
 from torch import fx
+from torch.utils._python_dispatch import _disable_current_modes
 
 aten = torch.ops.aten
 MASK = 3  # the place of the mask among an operator's arguments
@@ -26,12 +27,15 @@ def simplify_masks(graph: fx.Graph) -> None:
     for node in graph.nodes:
         if node.target not in CAUSAL or len(node.args) <= MASK or not isinstance(node.args[MASK], fx.Node):
             continue
-        mask = _constant(node.args[MASK], known)
+        with _disable_current_modes():  # AOT's makes tensors without elements
+            mask = _constant(node.args[MASK], known)
+            hides_none = mask is not None and bool(_keeps(mask).all())
+            is_causal = mask is not None and _is_causal(mask)
         if mask is None or _flag(node, CAUSAL[node.target]):
             continue
-        if bool(_keeps(mask).all()):
+        if hides_none:
             node.update_arg(MASK, None)
-        elif _is_causal(mask):
+        elif is_causal:
             _set_causal(node, CAUSAL[node.target])
     graph.eliminate_dead_code()
 

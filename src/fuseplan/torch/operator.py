@@ -141,20 +141,25 @@ def launched(
 
 
 def is_seen(tensors: Tensors) -> bool:
-    """Whether anything of torch's watches calls: gradients, a trace, a mode, a transform, a profiler.
+    """Whether anything of torch's watches calls with these tensors.
 
     Otherwise the operator's kernel is called without torch's dispatcher, which takes 30 us.
     """
-    return (
+    is_here = tensors[0].device.type in ("cpu", "cuda")
+    return is_watched() or not is_here or any(type(each) not in PLAIN for each in tensors)
+
+
+def is_watched() -> bool:
+    """Whether anything of torch's watches all calls: gradients, a trace, a mode, a transform, a profiler."""
+    return bool(
         torch.is_grad_enabled()
         or torch.compiler.is_compiling()
-        or torch.jit.is_tracing()
+        or torch._C._is_tracing()
         or torch.autograd.profiler._is_profiler_enabled
-        or any(count() for count in _STACKS)
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._len_torch_function_stack()
         or forward_ad._current_level >= 0
         or torch._C._functorch.peek_interpreter_stack() is not None
-        or not {tensors[0].device.type} <= {"cpu", "cuda"}
-        or any(type(each) not in PLAIN for each in tensors)
     )
 
 
@@ -173,7 +178,6 @@ def _check_transform() -> None:
 
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
-_STACKS = (torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack)
 
 
 def run(operators: str, src: torch.Tensor, **given: Any) -> Any:

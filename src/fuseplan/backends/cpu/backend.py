@@ -32,6 +32,9 @@ class Function:
         """Counters, words and a workspace for so many threads."""
         return FunctionBlock(self, threads)
 
+    def fixed(self, words: object, held: object) -> None:
+        """None: a block has a workspace, which launches share, and words that stay cost nothing."""
+
     def at(self, source: Source, extent: int) -> Function:
         """The entry with the workspace of launches on one extent."""
         return Function(self.address, source)

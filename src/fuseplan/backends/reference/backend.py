@@ -27,6 +27,9 @@ class Interpretation:
         """The words."""
         return InterpretedBlock(self._interpreter)
 
+    def fixed(self, words: object, held: object) -> None:
+        """None: to interpret costs far more."""
+
     def at(self, source: Source, extent: int) -> Interpretation:
         """An interpreter of the kernel on that extent."""
         return Interpretation(self._interpreter.at(source, extent))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import ctypes
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fuseplan.backends.triton import driver as drivers
@@ -73,6 +73,19 @@ class LoadedKernel:
     def block(self, threads: int) -> GpuBlock:
         """New arguments; how many threads there are is the artifact's to say."""
         return GpuBlock(self)
+
+    def fixed(self, words: Sequence[tuple[int, int]], held: object) -> Callable[[], None]:
+        """A launch on the stream that is current now, with a workspace there: one foreign call alone.
+
+        It keeps alive what `held` is.
+
+        Raises:
+            BuildError: the driver refuses a tensor map.
+        """
+        block = GpuBlock(self)
+        for place, word in words:
+            block.words[place] = word
+        return block.fixed(held)
 
 
 def load(source: Source, code: bytes, queue: Queue) -> LoadedKernel:
@@ -236,6 +249,29 @@ class GpuBlock:
                 config.stream = seen = stream
                 if stream:  # any but the default one may be recording: the graph does not hold the module
                     kernel.stay()
+            status = go(reference, function, parameters, None)
+            if status:
+                _again(kernel, status, reference, function, parameters)
+
+        return launch
+
+    def fixed(self, held: object) -> Callable[[], None]:
+        """The launch of the words as they are, which must not change, on the stream that is current now."""
+        kernel, stream = self._kernel, self._kernel.queue.stream()
+        # Launches that take turns on a stream share the memory, though a larger one may have followed it.
+        places, nbytes = self._workspaces(), kernel.source.workspace(1)
+        rooms = [kernel.queue.workspace(stream, nbytes) for _ in places[:1]]
+        for place in places:
+            self.words[place] = rooms[0].address
+        for each, place in zip(self._maps, self._map_places, strict=True):
+            self._parameters[place] = _encoded(kernel, each, self.words[each.word])
+        self._config.stream = stream
+        if stream:
+            kernel.stay()
+        go, function, parameters = kernel.driver.launch, ctypes.c_void_p(kernel.function), self._parameters
+        reference = ctypes.byref(self._config)
+
+        def launch(_kept: object = (self, rooms, held)) -> None:
             status = go(reference, function, parameters, None)
             if status:
                 _again(kernel, status, reference, function, parameters)
