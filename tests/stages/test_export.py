@@ -221,6 +221,12 @@ def test_an_object_for_another_processor(tmp_path: Path) -> None:
     assert "Code for cpu:neon" in (tmp_path / "a.h").read_text()
 
 
+def test_a_header_says_that_tiles_need_permission() -> None:
+    for plan, says in (("bf16[20x64] -> linear(32)", True), ("f32[20x64] -> linear(32)", False)):
+        header = CObject(decide(plan, "cpu:amx"), "product", {}).header
+        assert ("SYS_arch_prctl" in header) == says
+
+
 def test_only_the_documented_functions_can_be_linked_with(tmp_path: Path) -> None:
     code = CObject(decide(PLAN, "cpu:avx2"), "layer", {}).object
     for name in (b"layer\0", b"layer_prepare\0", b"layer_run\0"):
@@ -264,7 +270,7 @@ def test_an_unknown_kind_of_processor_has_no_object() -> None:
 
     records = decide(PLAN, "cpu:avx2")
     odd = replace(records, target=replace(records.target, name="baseline"))
-    with pytest.raises(BuildError, match="take cpu:avx2, cpu:avx512, cpu:neon"):
+    with pytest.raises(BuildError, match="take cpu:avx2, cpu:avx512, cpu:avx512bf16, cpu:amx, cpu:neon"):
         CObject(odd, "layer", {})
     with pytest.raises(ArgumentError, match="is no name"):
         CObject(records, "a b", {})

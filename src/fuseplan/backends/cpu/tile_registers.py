@@ -99,13 +99,14 @@ class Tiles:
                 b.prefetch(b.at(ahead, (step * lines + line) * LINE_BYTES, "i8"))
             # A product begins as soon as its two tiles are there, and the loads of the next go on beside it.
             self._read(_WEIGHT, weight, at)
-            for row in range(rows):
-                self._read(_SRC + row, src, at + row * TILE_BYTES)
-                for column in range(2):
-                    if row == 0 and column == 1:
-                        self._read(_WEIGHT + 1, weight, at + TILE_BYTES)
-                    numbers = (_SUMS + 2 * row + column, _SRC + row, _WEIGHT + column)
-                    self._call(self.factors.word, *(f"i8 {number}" for number in numbers))
+            for number in range(2 * rows):
+                row, column = divmod(number, 2)
+                if column == 0:
+                    self._read(_SRC + row, src, at + row * TILE_BYTES)
+                elif row == 0:
+                    self._read(_WEIGHT + 1, weight, at + TILE_BYTES)
+                numbers = (_SUMS + number, _SRC + row, _WEIGHT + column)
+                self._call(self.factors.word, *(f"i8 {each}" for each in numbers))
 
     def _read(self, number: int, pointer: Value, at: Index) -> None:
         place = self.b.at(pointer, at, "i8")
