@@ -18,7 +18,7 @@ ROWS, ROW_BYTES = 16, 64
 TILE_BYTES = ROWS * ROW_BYTES
 LANES = 16  # sums of 4 bytes in a row
 _SUMS, _SRC, _WEIGHT = 0, 4, 6  # the first of four registers, and of two each
-_CONFIGURATION = "@tiles"
+_CONFIGURATION = "@tile_extents"
 
 
 @dataclass(frozen=True)
