@@ -49,6 +49,7 @@ PLANS = (
     "bf16[2x19x9x11, nhwc] -> conv2d(37, kernel=(3, 5), stride=2, padding=1) -> bias -> tanh",
     "bf16[2x64x9x11, nhwc] -> conv2d(64, kernel=3, padding=2, dilation=2) -> batch_norm -> add -> relu",
     "bf16[1x66x9x9, nhwc] -> conv2d(50, kernel=1, groups=2, stride=2) -> relu",
+    "bf16[1x70x5x5, nhwc] -> conv2d(9, kernel=1, padding=1) -> bias",
     "bf16[2x12x15, nwc] -> conv1d(20, kernel=3, padding=1, groups=2) -> bias",
     "bf16[2x12x5x6x7, ndhwc] -> conv3d(20, kernel=(2, 3, 1), padding=1, stride=(1, 2, 1)) -> bias",
 )
@@ -95,6 +96,8 @@ def test_operators_and_convolutions(plan: str, threads: int) -> None:
         "bf16[150x340] -> linear(130) -> bias",
         "bf16[150x340] -> linear(130) -> bias -> glu(silu)",
         "i8[150x700] -> linear(130)",
+        "bf16[2x40x9x9, nhwc] -> conv2d(70, kernel=3, padding=1) -> bias",
+        "bf16[2x340x9x9, nhwc] -> conv2d(70, kernel=1, stride=2, padding=1) -> bias",
     ],
 )
 def test_channels_in_parts(plan: str, rows: int, panels: int, depth: int, extent: int) -> None:
