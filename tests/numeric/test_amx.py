@@ -46,6 +46,7 @@ PLANS = (
     "bf16[37x50] -> matmul(70, transposed=True) -> bias -> glu(silu)",
     "bf16[40x64] -> linear(70) -> bias -> save(kept) -> gelu -> add",
     "bf16[300x1000] -> linear(100) -> bias -> cast(f32)",
+    "i8[40x300] -> linear(70) -> dequantize(per=row) -> bias -> relu",
     "bf16[2x19x9x11, nhwc] -> conv2d(37, kernel=(3, 5), stride=2, padding=1) -> bias -> tanh",
     "bf16[2x64x9x11, nhwc] -> conv2d(64, kernel=3, padding=2, dilation=2) -> batch_norm -> add -> relu",
     "bf16[1x66x9x9, nhwc] -> conv2d(50, kernel=1, groups=2, stride=2) -> relu",
