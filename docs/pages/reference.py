@@ -221,7 +221,7 @@ def _sample_kernels() -> list[tuple[str, Kernel]]:
 
 
 def _sample_plans() -> Iterator[FusionPlan]:
-    """Each operator's samples as plans, in each layout and in f16; and two that pass every limit."""
+    """Each operator's samples as plans, in each layout and in f16; and three that pass every limit."""
     for src, op in (sample for kind in OPERATORS for sample in kind.samples()):
         spec = TensorSpec.parse(src)
         layouts = (ROWS[spec.rank],) if op.reads == "rows" else LAYOUTS[spec.rank]
@@ -230,6 +230,7 @@ def _sample_plans() -> Iterator[FusionPlan]:
                 yield FusionPlan(TensorSpec(spec.shape, dtype, layout), op)
     yield FusionPlan.parse("f16[1x16x8x8, nhwc] -> conv2d(16, kernel=3)")
     yield FusionPlan.parse("f16[16x16] -> linear(16) -> logsumexp(-1)")
+    yield FusionPlan.parse("bf16[16x16] -> linear(16)")
 
 
 def reasons() -> Lines:

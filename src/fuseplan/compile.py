@@ -204,7 +204,7 @@ class CompiledPlan(RunnablePlan):
     def save(self, path: str | PathLike[str]) -> str:
         """Writes code, packing and checks to a file, which `fuseplan.load` runs without any compiler.
 
-        Code for a CPU is compiled anew, for every machine of the target's kind: `cpu:avx2`, `cpu:avx512`.
+        Code for a CPU is compiled anew, for every machine of the target's kind, such as `cpu:avx2`.
         Operands are not in the file. The file is code: load no file that somebody else could write.
 
         Returns:

@@ -181,7 +181,7 @@ def _alone(plan: FusionPlan, target: Target) -> int:
 
 def _floor(records: Records, moved: int) -> dict[str, Any] | None:
     """The least time on this machine by its measured peaks; None elsewhere, and before they are measured."""
-    from fuseplan.measure.peaks import GpuPeaks, peaks_of
+    from fuseplan.measure.peaks import GpuPeaks, multiplied_dtype, peaks_of
 
     measured, kernel = peaks_of(records.target), records.kernel
     if measured is None:
@@ -189,8 +189,8 @@ def _floor(records: Records, moved: int) -> dict[str, Any] | None:
     if isinstance(measured, GpuPeaks):
         floor = measured.floor(kernel)
     else:
-        flops, itemsize = records.choice.template.flops(kernel), 8 if kernel.compute_dtype == "f64" else 4
-        floor = measured.floor(flops, kernel.minimum_bytes, footprint=moved, itemsize=itemsize)
+        flops, dtype = records.choice.template.flops(kernel), multiplied_dtype(kernel)
+        floor = measured.floor(flops, kernel.minimum_bytes, footprint=moved, dtype=dtype)
     return {**asdict(floor), "peaks": measured.to_json()}
 
 

@@ -16,9 +16,17 @@ from fuseplan.kernels.template import Template
 from fuseplan.messages.reasons import first_refusal
 from fuseplan.plans.plan import FusionPlan
 
-TRIPLES = {kind: toolchain.triple_of(KINDS[kind]) for kind in ("cpu:avx2", "cpu:avx512", "cpu:neon")}
+TRIPLES = {
+    kind: toolchain.triple_of(KINDS[kind]) for kind in ("cpu:avx2", "cpu:avx512", "cpu:neon", "cpu:amx")
+}
 # A register of the widest vectors each kind has, as its assembly names it.
-REGISTERS = {"cpu:avx2": r"%ymm\d", "cpu:avx512": r"%zmm\d", "cpu:neon": r"\bv\d+\.4s|\bq\d+"}
+REGISTERS = {
+    "cpu:avx2": r"%ymm\d",
+    "cpu:avx512": r"%zmm\d",
+    "cpu:neon": r"\bv\d+\.4s|\bq\d+",
+    "cpu:amx": r"%zmm\d",
+}
+VECTORS = ("cpu:avx2", "cpu:avx512", "cpu:neon")
 PLANS = (
     "f32[1x64x28x28, nhwc] -> conv2d(64, kernel=3, padding=1) -> batch_norm -> add -> relu",
     "f32[2x64x14x14] -> conv2d(64, kernel=3, padding=1) -> bias -> silu",
@@ -41,11 +49,19 @@ PLANS = (
     "f16[8x64x28x28, nhwc] -> batch_norm_training -> gelu",
     "f32[16x24x7x7] -> batch_norm_backward(relu)",
     "bf16[16x24x7x7] -> batch_norm_backward(tanh, mode=per_activation, statistics=recomputed)",
+    "bf16[37x50] -> linear(70) -> bias -> glu(silu)",
+    "i8[37x50] -> linear(70)",
     "f32[7x40] -> relu -> softmax",
     "f32[7x40] -> argmax(0)",
     "f32[2x5x3x7, nhwc] -> relu -> mean(hw) -> bias",
 )
-CASES = [(plan, kind, template) for plan in PLANS for kind in TRIPLES for template in TEMPLATES]
+
+
+def kinds_of(template: type[Template]) -> tuple[str, ...]:
+    return ("cpu:amx",) if template.name == "amx" else VECTORS
+
+
+CASES = [(plan, kind, each) for plan in PLANS for each in TEMPLATES for kind in kinds_of(each)]
 
 
 def target_of(kind: str) -> Target:
@@ -77,7 +93,7 @@ def test_source_compiles_with_vectors_of_the_kind(plan: str, kind: str, template
 
 @pytest.mark.parametrize("template", TEMPLATES, ids=lambda template: template.name)
 def test_every_template_is_built_for_every_kind(template: type[Template]) -> None:
-    for kind in TRIPLES:
+    for kind in kinds_of(template):
         assert any(takes(template, plan, kind) for plan in PLANS)
 
 
@@ -111,3 +127,21 @@ def test_products_stay_in_registers(plan: str) -> None:
     loop = max(innermost_loops(text), key=lambda loop: loop.count("vfmadd"))
     assert loop.count("vfmadd") >= 32
     assert "(%rsp)" not in loop
+
+
+@pytest.mark.parametrize(
+    ("plan", "word"),
+    [("bf16[64x256] -> linear(70) -> bias", "tdpbf16ps"), ("i8[64x256] -> linear(70)", "tdpbssd")],
+)
+def test_products_by_tiles(plan: str, word: str) -> None:
+    """A step of two by two tiles reads four and multiplies four; tiles are configured and released once."""
+    kernel, target = kernel_of(plan), target_of("cpu:amx")
+    amx = next(template for template in TEMPLATES if template.name == "amx")
+    source = next(iter(amx.candidates(kernel, target, "default"))).emit(kernel, target)
+    text = toolchain.assembly(
+        source.text, triple=TRIPLES["cpu:amx"], cpu=target.cpu, features=target.features
+    )
+    loop = max(innermost_loops(text), key=lambda loop: loop.count(word))
+    assert (loop.count(word), loop.count("tileloadd")) == (4, 4)
+    assert "(%rsp)" not in loop
+    assert text.count("ldtilecfg") == text.count("tilerelease") == 1

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from fuseplan.language.dtypes import dtype_of
 from fuseplan.language.tensor import TensorSpec
 
 Guarded = Callable[[TensorSpec], NDArray[Any]]
@@ -16,7 +17,7 @@ Guarded = Callable[[TensorSpec], NDArray[Any]]
 
 @pytest.fixture
 def guarded() -> Iterator[Guarded]:
-    """Makes f32 tensors that end where a page ends, before one that may not be touched."""
+    """Makes tensors that end where a page ends, before one that may not be touched."""
     libc = ctypes.CDLL(None)
     kept: list[tuple[mmap.mmap, int]] = []
 
@@ -27,7 +28,7 @@ def guarded() -> Iterator[Guarded]:
         address = ctypes.addressof(ctypes.c_char.from_buffer(area))
         assert libc.mprotect(ctypes.c_void_p(address + room), ctypes.c_size_t(page), 0) == 0
         kept.append((area, address + room))
-        flat = np.frombuffer(area, np.float32, spec.span, offset=room - size)
+        flat = np.frombuffer(area, dtype_of(spec.dtype).array, spec.span, offset=room - size)
         steps = [step * spec.itemsize for step in spec.element_strides]
         return np.lib.stride_tricks.as_strided(flat, spec.shape, steps)
 

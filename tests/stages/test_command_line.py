@@ -149,7 +149,7 @@ def test_a_folded_candidate_is_a_template(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "begin", "want"),
     [
-        (["run", PLAN, "--target"], "cpu:a", ["cpu:avx2", "cpu:avx512"]),
+        (["run", PLAN, "--target"], "cpu:av", ["cpu:avx2", "cpu:avx512", "cpu:avx512bf16"]),
         (["tune", PLAN, "--target"], "cu", ["cuda"]),
         (["run", PLAN, "--template"], "wino", ["winograd"]),
         (["bench"], "conv_", ["conv_nchw", "conv_nhwc"]),

@@ -63,6 +63,13 @@ ODD = (
     "f32[2x3x5x7, strides=200:50:9:1] -> batch_norm_training -> relu",
 )
 
+TILED = (
+    "bf16[2x19x9x11, nhwc] -> conv2d(37, kernel=(3, 5), stride=2, padding=1) -> bias -> tanh",
+    "bf16[300x5000] -> linear(100) -> bias -> glu(silu)",
+    "i8[33x700] -> linear(70)",
+    "bf16[*x70] -> linear(100) -> bias",
+)
+
 
 def plans_of_suites() -> Iterator[str]:
     for suite in sorted(FOLDER.iterdir(), key=lambda each: each.name):
@@ -104,13 +111,12 @@ def foldable(text: str) -> list[str]:
 
 def test_no_generated_text_leaves_work_to_the_optimizer() -> None:
     """Each suite's shape for one kind of CPU, in turn; the odd ones for all kinds."""
-    kinds, suites, seen = (
-        ("cpu:avx2", "cpu:avx512", "cpu:neon"),
-        list(dict.fromkeys(plans_of_suites())),
-        set(),
-    )
-    for index, kind in enumerate(kinds):
-        for plan, choice, text in texts(kind, [*suites[index :: len(kinds)], *ODD]):
+    suites, seen = list(dict.fromkeys(plans_of_suites())), set()
+    kinds = ("cpu:avx2", "cpu:avx512", "cpu:neon")
+    each = {kind: [*suites[index :: len(kinds)], *ODD] for index, kind in enumerate(kinds)}
+    each["cpu:amx"] = [*(plan for plan in suites if plan.startswith("bf16"))][::8] + list(TILED)
+    for kind, plans in each.items():
+        for plan, choice, text in texts(kind, plans):
             seen.add(choice.name)
             assert foldable(text) == [], f"{plan} for {kind} with {choice.text}"
     assert seen == {template.name for template in TEMPLATES}

@@ -221,6 +221,47 @@ def test_an_object_for_another_processor(tmp_path: Path) -> None:
     assert "Code for cpu:neon" in (tmp_path / "a.h").read_text()
 
 
+def test_a_header_says_that_tiles_need_permission() -> None:
+    for plan, says in (("bf16[20x64] -> linear(32)", True), ("f32[20x64] -> linear(32)", False)):
+        header = CObject(decide(plan, "cpu:amx"), "product", {}).header
+        assert ("SYS_arch_prctl" in header) == says
+
+
+TILED = """
+#define _GNU_SOURCE
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#include "layer.h"
+
+int main(void) {
+    static uint16_t src[20 * 64], dst[20 * 32];
+    if (syscall(SYS_arch_prctl, 0x1023, 18) || fread(src, 2, 20 * 64, stdin) != 20 * 64) return 1;
+    layer(src, dst, aligned_alloc(64, LAYER_WORKSPACE_BYTES(1)));
+    return fwrite(dst, 2, 20 * 32, stdout) != 20 * 32;
+}
+"""
+
+
+@pytest.mark.usefixtures("c_compiler")
+def test_a_c_program_asks_for_tiles_and_uses_them(tmp_path: Path) -> None:
+    if loader.refusal("amx"):
+        pytest.skip(str(loader.refusal("amx")))
+    plan = "bf16[20x64] -> linear(32)"
+    compiled = fuseplan.compile(plan, "cpu:amx", threads=1)
+    arrays = random_arrays(compiled.plan, 1)
+    np.savez(tmp_path / "weights.npz", weight=arrays["weight"].view(np.uint16))
+    words = [plan, "--target", "cpu:amx", "--weights", str(tmp_path / "weights.npz"), "--threads", "1"]
+    exported(*words, "--name", "layer", "-o", str(tmp_path / "layer.o"))
+    (tmp_path / "main.c").write_text(TILED)
+    compiled_with(tmp_path, "main.c", "layer.o", "-o", "main")
+    src = np.ascontiguousarray(arrays["src"]).tobytes()
+    made = subprocess.run([tmp_path / "main"], input=src, capture_output=True, check=True).stdout
+    want = np.ascontiguousarray(compiled(**arrays)).view(np.uint16)
+    np.testing.assert_array_equal(np.frombuffer(made, np.uint16).reshape(20, 32), want)
+
+
 def test_only_the_documented_functions_can_be_linked_with(tmp_path: Path) -> None:
     code = CObject(decide(PLAN, "cpu:avx2"), "layer", {}).object
     for name in (b"layer\0", b"layer_prepare\0", b"layer_run\0"):
@@ -264,7 +305,7 @@ def test_an_unknown_kind_of_processor_has_no_object() -> None:
 
     records = decide(PLAN, "cpu:avx2")
     odd = replace(records, target=replace(records.target, name="baseline"))
-    with pytest.raises(BuildError, match="take cpu:avx2, cpu:avx512, cpu:neon"):
+    with pytest.raises(BuildError, match="take cpu:avx2, cpu:avx512, cpu:avx512bf16, cpu:amx, cpu:neon"):
         CObject(odd, "layer", {})
     with pytest.raises(ArgumentError, match="is no name"):
         CObject(records, "a b", {})

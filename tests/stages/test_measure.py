@@ -87,7 +87,10 @@ MADE_UP = peaks.Peaks(
 
 def test_floor_is_the_longer_of_computing_and_moving() -> None:
     assert MADE_UP.floor(10**9, 1000) == peaks.Floor(0.01, "compute")
-    assert MADE_UP.floor(10**9, 1000, itemsize=8) == peaks.Floor(0.02, "compute")
+    assert MADE_UP.floor(10**9, 1000, dtype="f64") == peaks.Floor(0.02, "compute")
+    tiled = replace(MADE_UP, tiles=1e12)
+    seconds = [tiled.floor(10**9, 1000, dtype=dtype).seconds for dtype in ("bf16", "i8", "f32", "f64")]
+    assert seconds == [0.001, 0.0005, 0.01, 0.02]
     assert MADE_UP.floor(0, 1 << 20) == peaks.Floor((1 << 20) / 200e9, "l2")
     assert MADE_UP.floor(0, 6 << 20).bound == "l3"
     assert MADE_UP.floor(0, 60_000_000) == peaks.Floor(2e-3, "dram")

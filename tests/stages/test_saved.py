@@ -18,7 +18,7 @@ from fuseplan.backends.triton.artifact import Artifact
 from fuseplan.errors import ArgumentError, BuildError
 from fuseplan.execution.saved import FORMAT, HEADER, Saved
 from fuseplan.measure.data import random_arrays
-from fuseplan.system import limits
+from fuseplan.system import limits, tiles
 
 PLAN = "f32[8x64] -> matmul(32) -> bias -> gelu"
 PLANS = (
@@ -231,8 +231,27 @@ def test_a_processor_that_lacks_a_flag_is_told(tmp_path: Path, monkeypatch: pyte
     assert loader.refusal("avx2", tmp_path / "cpuinfo") is None
     lacking = loader.refusal("avx512", tmp_path / "cpuinfo")
     assert lacking == "this processor has no avx512bw, avx512cd, avx512dq, avx512f, avx512vl"
+    held = " ".join(loader.FLAGS["amx"])
+    (tmp_path / "cpuinfo").write_text(f"flags\t\t: {held}\n")
+    for permitted, says in (
+        (True, None),
+        (False, "Linux does not let this process use the processor's tiles (AMX)"),
+    ):
+        monkeypatch.setattr(tiles, "permitted", lambda permitted=permitted: permitted)
+        assert loader.refusal("amx", tmp_path / "cpuinfo") == says
     monkeypatch.setattr("sys.platform", "darwin")
     assert "this machine is darwin on x86_64" in str(loader.refusal("avx2"))
+
+
+@pytest.mark.parametrize("kind", ["cpu:avx512bf16", "cpu:amx"])
+def test_products_of_bf16_are_saved_for_kinds_that_have_them(kind: str, tmp_path: Path) -> None:
+    compiled = fuseplan.compile("bf16[20x64] -> linear(32) -> bias", kind)
+    compiled.save(tmp_path / "product.fpk")
+    if loader.refusal(compiled.target.name):
+        pytest.skip(f"this machine is not {kind}")
+    arrays = random_arrays(compiled.plan, 1)
+    loaded = fuseplan.load(tmp_path / "product.fpk")
+    np.testing.assert_array_equal(loaded(**arrays), compiled(**arrays))
 
 
 def test_what_has_no_code_cannot_be_saved(tmp_path: Path) -> None:

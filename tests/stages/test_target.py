@@ -15,6 +15,7 @@ from fuseplan.errors import ArgumentError
 from fuseplan.kernels import target as targets
 from fuseplan.kernels.target import GPUS, KINDS, Target, any_of, cache_bytes, parse_target, width_of
 from fuseplan.settings import parse_size
+from fuseplan.system import tiles
 from pretend_gpu import H100, torch_with
 
 TURING = SimpleNamespace(name="Tesla T4", major=7, minor=5, multi_processor_count=40)
@@ -22,7 +23,7 @@ TURING = SimpleNamespace(name="Tesla T4", major=7, minor=5, multi_processor_coun
 
 @pytest.mark.parametrize(
     ("text", "vector_bytes", "registers"),
-    [("cpu:avx2", 32, 16), ("cpu:avx512", 64, 32), ("cpu:neon", 16, 32)],
+    [("cpu:avx2", 32, 16), ("cpu:avx512", 64, 32), ("cpu:amx", 64, 32), ("cpu:neon", 16, 32)],
 )
 def test_kinds_of_machine_are_plain_data(
     text: str, vector_bytes: int, registers: int, monkeypatch: pytest.MonkeyPatch
@@ -77,6 +78,8 @@ def test_an_unknown_target_is_refused_with_the_nearest(text: str, says: str) -> 
 @pytest.mark.parametrize(
     ("features", "width"),
     [
+        ("+amx-tile,+avx512bf16,+avx512vl", ("amx", 64, 32)),
+        ("-amx-tile,+avx512bf16,+avx512vl", ("avx512bf16", 64, 32)),
         ("+avx2,+avx512f,+avx512vl", ("avx512", 64, 32)),
         ("+avx2,-avx512vl", ("avx2", 32, 16)),
         ("+avx2,+avx512f,-avx512vl", ("avx2", 32, 16)),
@@ -85,6 +88,25 @@ def test_an_unknown_target_is_refused_with_the_nearest(text: str, says: str) -> 
 )
 def test_the_widest_vectors_that_features_allow(features: str, width: tuple[str, int, int]) -> None:
     assert width_of(features) == width
+
+
+@pytest.mark.parametrize(("permitted", "name"), [(True, "amx"), (False, "avx512bf16")])
+def test_tiles_need_the_systems_permission(
+    permitted: bool, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(targets, "_host_processor", lambda: ("sapphirerapids", KINDS["cpu:amx"].features))
+    monkeypatch.setattr(tiles, "permitted", lambda: permitted)
+    targets._host_kind.cache_clear()
+    host = parse_target("cpu")
+    targets._host_kind.cache_clear()
+    assert host.name == name
+    assert ("+amx-bf16" in host.features) == permitted
+
+
+def test_systems_without_tiles_permit_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    for machine, value in (("platform", "darwin"), ("platform", "win32")):
+        monkeypatch.setattr(sys, machine, value)
+        assert not tiles.permitted.__wrapped__()
 
 
 def test_caches_are_read_where_the_system_tells(tmp_path: Path) -> None:

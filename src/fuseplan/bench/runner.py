@@ -23,7 +23,7 @@ from fuseplan.measure.cases import Case, Cases
 from fuseplan.measure.clock import CLOCK, copies_past, turns
 from fuseplan.measure.data import deviation, evaluated, random_arrays
 from fuseplan.measure.machine import machine, others, processor_seconds
-from fuseplan.measure.peaks import Floor, Peaks, bytes_of_passes, measured_peaks
+from fuseplan.measure.peaks import Floor, Peaks, bytes_of_passes, measured_peaks, multiplied_dtype
 from fuseplan.measure.quiet import Patience
 from fuseplan.measure.stats import summarize
 from fuseplan.measure.versions import versions
@@ -139,8 +139,8 @@ class _Measured:
 
         def floor(flops: int) -> Floor:
             footprint = kernel.minimum_bytes * self._copies
-            itemsize = 8 if kernel.compute_dtype == "f64" else 4
-            return self._peaks.floor(flops, bytes_of_passes(kernel), footprint=footprint, itemsize=itemsize)
+            moved, dtype = bytes_of_passes(kernel), multiplied_dtype(kernel)
+            return self._peaks.floor(flops, moved, footprint=footprint, dtype=dtype)
 
         told |= {"setup": answer["setup"], "error": answer["error"], "others": fmean(disturbed)}
         return timed_row(told, kernel, answer["facts"], summarize(blocks), floor)

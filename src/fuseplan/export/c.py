@@ -31,6 +31,11 @@ THREADS = """\
  * left to take; dst is complete when all calls have returned.
  */"""
 
+TILES = """\
+/* The code uses the processor's tiles (AMX). Linux ends a process that does so without permission: before the
+ * first run, ask once with syscall(SYS_arch_prctl, 0x1023, 18), which gives 0 where it is granted.
+ */"""
+
 
 @dataclass(frozen=True)
 class Argument:
@@ -197,6 +202,8 @@ class CObject:
         taken = ", ".join(each.text for each in self.arguments)
         plan, template = str(self._plan).replace("*/", "* /"), self._records.choice.template.text
         yield f"/* {plan}\n *\n * Code for {self._records.target}, by fuseplan's {template}.\n */"
+        if "ldtilecfg" in self._source.text:
+            yield TILES
         yield f"#ifndef {guard}\n#define {guard}\n\n#include <stddef.h>\n#include <stdint.h>\n"
         yield '#ifdef __cplusplus\nextern "C" {\n#endif\n'
         yield from self._sizes()

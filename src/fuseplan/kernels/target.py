@@ -13,7 +13,7 @@ from typing import Any
 from fuseplan.errors import ArgumentError, counted, did_you_mean, installing
 from fuseplan.messages.excerpt import shown
 from fuseplan.settings import parse_size, settings
-from fuseplan.system import limits
+from fuseplan.system import limits, tiles
 from fuseplan.system.locks import loading
 
 KIB = 1024
@@ -28,8 +28,9 @@ class Target:
 
     Attributes:
         backend: the name of the backend whose templates run there.
-        name: the kind: `avx2`, `avx512`, `neon` or a GPU's generation; empty where a backend has one kind. On
-            a machine with none of these vectors it is `baseline`, a kind for which no other machine compiles.
+        name: the kind: `avx2`, `avx512`, `avx512bf16`, `amx`, `neon` or a GPU's generation; empty where a
+            backend has one kind. On a machine with none of these vectors it is `baseline`, and no other
+            machine compiles for it.
         vector_bytes: width of one vector register; of one thread's widest load on a GPU.
         vector_registers: how many of them; of a GPU's thread, of 4 bytes.
         threads: the most threads one launch may use; 1 on a GPU, where that is not the caller's to say.
@@ -98,22 +99,29 @@ GPUS = (
 WITHOUT_GPU = "For source and code alone, name a kind of GPU, such as 'triton:sm_90' or 'triton:gfx942'"
 OLDEST_GPU = (8, 0)  # bf16, asynchronous copies, and what Triton compiles for
 
+_AVX2 = "+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+movbe,+popcnt"
+_AVX512 = Target(
+    "cpu", "avx512", 64, 32, l2_bytes=1024 * KIB, cpu="x86-64-v4",
+    features=f"{_AVX2},+avx512f,+avx512bw,+avx512cd,+avx512dq,+avx512vl",
+)  # fmt: skip
+_PAIRS = f"{_AVX512.features},+avx512bf16"
+_TILES = f"{_PAIRS},+amx-tile,+amx-bf16,+amx-int8"
+
 # Any machine of a kind. Caches are the smallest usual ones: a kernel blocked for them runs well on the rest.
 KINDS = {
     "reference": Target("reference"),
-    "cpu:avx2": Target(
-        "cpu", "avx2", 32, 16, cpu="x86-64-v3", features="+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+movbe,+popcnt"
-    ),
-    "cpu:avx512": Target(
-        "cpu", "avx512", 64, 32, l2_bytes=1024 * KIB, cpu="x86-64-v4",
-        features="+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+movbe,+popcnt,+avx512f,+avx512bw,+avx512cd,+avx512dq,+avx512vl",
-    ),
+    "cpu:avx2": Target("cpu", "avx2", 32, 16, cpu="x86-64-v3", features=_AVX2),
+    "cpu:avx512": _AVX512,
+    "cpu:avx512bf16": replace(_AVX512, name="avx512bf16", features=_PAIRS),
+    "cpu:amx": replace(_AVX512, name="amx", l2_bytes=2048 * KIB, features=_TILES),
     "cpu:neon": Target("cpu", "neon", 16, 32, cpu="generic", features="+neon,+fp-armv8"),
     **{str(gpu): gpu for gpu in GPUS},
-}  # fmt: skip
+}
 
-# Vector registers of this machine by what its features hold, widest first: kind, feature, bytes, registers.
+# Vector registers of this machine by what its features hold, the best first: kind, feature, bytes, registers.
 WIDTHS = (
+    ("amx", "+amx-tile", 64, 32),
+    ("avx512bf16", "+avx512bf16", 64, 32),
     ("avx512", "+avx512vl", 64, 32),
     ("avx2", "+avx2", 32, 16),
     ("neon", "+neon", 16, 32),
@@ -182,6 +190,8 @@ def _host_processor() -> tuple[str, str]:
 @cache
 def _host_kind() -> Target:
     cpu, features = _host_processor()
+    if "+amx-tile" in features and not tiles.permitted():
+        features = features.replace("+amx-", "-amx-")
     name, vector_bytes, registers = width_of(features)
     first, second, third = cache_bytes()
     third = min(third, CORE_SHARE * (os.cpu_count() or 1))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from fuseplan.backends.cpu.ir import Builder, Index, Value
 from fuseplan.backends.cpu.ir_text import I64, PTR, Module
+from fuseplan.backends.cpu.tile_registers import FACTORS, TILE_BYTES, Tiles
 from fuseplan.kernels.target import Target
 
 ACCUMULATORS = 12  # more than latency times ports of a core (4 x 2), and few enough for 16 registers
@@ -22,7 +23,7 @@ class PeakKernel:
     """A kernel to measure with.
 
     Attributes:
-        entry: the function's name, which says what it measures: `fma`, `read`, `copy`, `stream`.
+        entry: the function's name, which says what it measures: `fma`, `tiles`, `read`, `copy`, `stream`.
         text: its LLVM IR.
         flops: floating point operations of a launch.
         nbytes: bytes a launch reads and writes.
@@ -55,6 +56,23 @@ def fma_kernel(target: Target, tasks: int, steps: int) -> PeakKernel:
     _each_task(builder, args, tasks, work)
     builder.finish()
     return PeakKernel("fma", module.text(), flops=2 * ACCUMULATORS * lanes * steps * tasks)
+
+
+def tile_kernel(target: Target, tasks: int, steps: int) -> PeakKernel:
+    """Products of two by two tiles of bf16 that the first cache holds: `steps` of them in every task."""
+    module, lanes = _start(target)
+    builder, args = _function(module, "tiles", lanes)
+    tiles, factors = Tiles(builder, FACTORS["bf16"]), _pointer(builder, args, 0)
+    tiles.begin()
+
+    def work(_: Value) -> None:
+        with builder.loop(0, steps):
+            tiles.add(2, factors, builder.at(factors, 2 * TILE_BYTES, "i8"), 1, factors, 0)
+
+    _each_task(builder, args, tasks, work)
+    tiles.end()
+    builder.finish()
+    return PeakKernel("tiles", module.text(), flops=2 * 32**3 * steps * tasks)
 
 
 def memory_kernel(target: Target, entry: str, tasks: int, region: int, repeats: int) -> PeakKernel:

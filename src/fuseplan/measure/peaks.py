@@ -41,7 +41,7 @@ COPIED_BYTES = 1 << 30  # on a GPU
 ON_CHIP = 1 << 19  # bytes: registers and shared memory of a multiprocessor, the second cache of a core
 SIDE = 8192  # of the square matrices of 16-bit numbers on a GPU; a quarter of the work in the slower dtypes
 SLOW_SIDE = 4096
-FORMAT = 1  # of the files; what has another number is measured again
+FORMAT = 2  # of the files; what has another number is measured again
 
 R = TypeVar("R")
 # Those that no folder took last as long as the process.
@@ -67,6 +67,8 @@ class Peaks(Record):
         bytes_a_second: by where the data lies (`l2`, `l3`, `dram`) and what is done (`read`, `copy`,
             `stream`: a copy with stores past the caches); bytes read and bytes written both count.
         l2_bytes, l3_bytes: the caches: a core's second level, and all of the last.
+        tiles: operations of products of bf16 by AMX's tiles a second; those of i8 are twice as many. 0 where
+            the processor has none.
     """
 
     cpu: str
@@ -75,6 +77,7 @@ class Peaks(Record):
     bytes_a_second: dict[str, dict[str, float]]
     l2_bytes: int
     l3_bytes: int
+    tiles: float = 0.0
 
     def level(self, footprint: int) -> str:
         """Where that many bytes stay from one call to the next: `l2`, `l3` or `dram`."""
@@ -82,17 +85,18 @@ class Peaks(Record):
             return "l2"
         return "l3" if footprint <= max(self.l3_bytes, self.l2_bytes * self.threads) else "dram"
 
-    def floor(self, flops: int, nbytes: int, *, footprint: int | None = None, itemsize: int = 4) -> Floor:
+    def floor(self, flops: int, nbytes: int, *, footprint: int | None = None, dtype: str = "f32") -> Floor:
         """The least time for that much arithmetic and traffic: whichever of the two takes longer.
 
         Args:
             flops: operations of the algorithm that runs: Winograd has fewer than the plain sum.
             nbytes: bytes read and written.
             footprint: bytes touched, which say where they lie between calls; `nbytes` unless given.
-            itemsize: bytes of an element that is computed with: 8 for f64, else 4.
+            dtype: that is computed with; of a product, that of its factors.
         """
         level = self.level(nbytes if footprint is None else footprint)
-        computing = flops / (self.flops * 4 / itemsize)
+        by_tiles = {"bf16": self.tiles, "i8": 2 * self.tiles}.get(dtype, 0.0)
+        computing = flops / max(by_tiles, self.flops / (2 if dtype in ("f64", "i8") else 1))
         moving = nbytes / max(self.bytes_a_second[level].values())
         return Floor(computing, "compute") if computing >= moving else Floor(moving, level)
 
@@ -127,6 +131,12 @@ class GpuPeaks(Record):
         computing = (product.flops if product else 0) / rate
         moving = bytes_of_passes(kernel) / self.bytes_a_second["dram"]
         return Floor(computing, "compute") if computing >= moving else Floor(moving, "dram")
+
+
+def multiplied_dtype(kernel: Kernel) -> str:
+    """The dtype of most operations: of a product's factors, if tiles may multiply these; else computed in."""
+    is_tiled = isinstance(kernel.centre, Contraction) and kernel.src.dtype in ("bf16", "i8")
+    return kernel.src.dtype if is_tiled else kernel.compute_dtype
 
 
 AnyPeaks = TypeVar("AnyPeaks", Peaks, GpuPeaks)
@@ -209,7 +219,8 @@ def _measured(
 
 
 def _rates(found: Peaks | GpuPeaks) -> dict[str, Any]:
-    return {"flops": found.flops, "bytes_a_second": found.bytes_a_second}
+    tiles = {"tiles": found.tiles} if isinstance(found, Peaks) and found.tiles else {}
+    return {"flops": found.flops, "bytes_a_second": found.bytes_a_second, **tiles}
 
 
 def _better(found: Any, stored: Any) -> Any:
@@ -237,11 +248,13 @@ def _flat(rates: Any) -> Iterator[float]:
 def measure_peaks(target: Target, threads: int) -> Peaks:
     """Measures now, whatever is stored."""
     # The toolchain is imported where a kernel is built: reading stored peaks needs no compiler.
-    from fuseplan.measure.peak_kernels import fma_kernel, memory_kernel
+    from fuseplan.measure.peak_kernels import fma_kernel, memory_kernel, tile_kernel
 
     bench = _Bench(target, threads)
     steps = 200_000
     flops = bench.rate(fma_kernel(target, threads, steps), "flops")
+    has_tiles = "+amx-bf16" in target.features
+    tiles = bench.rate(tile_kernel(target, threads, steps), "flops") if has_tiles else 0.0
     rates = {
         level: {
             kind: bench.rate(memory_kernel(target, kind, threads, region, repeats), "nbytes")
@@ -249,7 +262,7 @@ def measure_peaks(target: Target, threads: int) -> Peaks:
         }
         for level, region, repeats in _regions(target, threads)
     }
-    return Peaks(cpu_model(), threads, flops, rates, target.l2_bytes, target.l3_bytes)
+    return Peaks(cpu_model(), threads, flops, rates, target.l2_bytes, target.l3_bytes, tiles)
 
 
 def _regions(target: Target, threads: int) -> Iterator[tuple[str, int, int]]:

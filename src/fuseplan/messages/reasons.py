@@ -214,6 +214,11 @@ class Reason(Catalogue):
         "the template takes 1x1 convolutions with stride 1, no padding and one group",
         "`direct` on the CPU and `product` on a GPU take any convolution",
     )
+    NO_TILES = (
+        "the target has no products by tiles (AMX), or Linux does not let this process use them",
+        "`direct` runs on any processor",
+    )
+    TILE_DTYPE = ("tiles multiply bf16 by bf16, or i8 by i8", "`direct` takes any dtype")
     SCATTERED_POSITIONS = (
         "the template reads the positions of a channel side by side",
         "Give src the default layout (ncw, nchw or ncdhw)",
@@ -251,7 +256,7 @@ class Reason(Catalogue):
     )
     PROLOGUE = (
         "the template multiplies src as it lies, without an operator in front of the contraction",
-        "`product` computes operators in front of it",
+        "`product` on a GPU and `direct` on the CPU compute operators in front of it",
     )
     SAVED = (
         "the template copies dst out of shared memory and writes nothing else",

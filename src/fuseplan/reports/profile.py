@@ -169,7 +169,7 @@ class _Floors:
         if known is None:
             return Floor(0.0, "")
         if isinstance(known, Peaks):
-            return known.floor(work.flops, moved, itemsize=8 if work.dtype == "f64" else 4)
+            return known.floor(work.flops, moved, dtype=work.dtype)
         rate = known.flops.get(work.dtype, known.flops["f32"])
         computing, moving = work.flops / rate, moved / known.bytes_a_second["dram"]
         return Floor(computing, "compute") if computing > moving else Floor(moving, "dram")

@@ -17,7 +17,7 @@ from fuseplan.kernels.template import Template, lanes
 
 ENTRY = "kernel"
 _WIDEST = 64  # bytes of a vector of AVX-512
-_MACHINE = {"avx2": "x86_64", "avx512": "x86_64", "neon": "aarch64"}
+_MACHINE = {"neon": "aarch64", **dict.fromkeys(("avx2", "avx512", "avx512bf16", "amx"), "x86_64")}
 _CALLERS_ALIGNMENT = 16  # bytes: of the stack, by the x86-64 convention of calls
 
 

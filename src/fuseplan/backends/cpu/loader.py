@@ -16,13 +16,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fuseplan.errors import BuildError
+from fuseplan.system import tiles
 
 SYMBOLS = ("memset", "memcpy", "memmove", "sched_yield", "syscall")
 # The flags that Linux shows of a processor on which code of each kind runs; `target.KINDS` has LLVM's names.
 _AVX2 = frozenset(["avx2", "fma", "f16c", "bmi1", "bmi2", "abm", "movbe", "popcnt"])
+_AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 FLAGS = {
     "avx2": _AVX2,
-    "avx512": _AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
+    "avx512": _AVX512,
+    "avx512bf16": _AVX512 | {"avx512_bf16"},
+    "amx": _AVX512 | {"avx512_bf16", "amx_tile", "amx_bf16", "amx_int8"},
 }
 
 _HEADER, _SECTION, _SYMBOL, _RELOCATION = map(
@@ -52,7 +56,10 @@ def refusal(kind: str, cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
     lines = (line.partition(":") for line in cpuinfo.read_text().splitlines())
     held = next((set(value.split()) for name, _, value in lines if name.strip() == "flags"), set())
     lacking = sorted(FLAGS[kind] - held)
-    return f"this processor has no {', '.join(lacking)}" if lacking else None
+    if lacking:
+        return f"this processor has no {', '.join(lacking)}"
+    is_refused = kind == "amx" and not tiles.permitted()
+    return "Linux does not let this process use the processor's tiles (AMX)" if is_refused else None
 
 
 def load(code: bytes, entries: Sequence[str]) -> dict[str, Address]:

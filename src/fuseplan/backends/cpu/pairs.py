@@ -27,6 +27,14 @@ def fits(kernel: Kernel, target: Target) -> bool:
     return is_bf16 and has_it and is_read
 
 
+def speed(target: Target) -> float:
+    """Products by pairs a second over products of f32: AMD's processors do twice as many, Intel's half.
+
+    Measured on a Zen 4 and a Sapphire Rapids with many rows; with few, pairs read half of the weight's bytes.
+    """
+    return 0.5 if {"+amx-tile", "-sse4a"} & set(target.features.split(",")) else 2.0
+
+
 def count(conv: Contraction) -> int:
     """Pairs of channels; the last may be one channel and a zero."""
     return -(-conv.channels_per_group // 2)

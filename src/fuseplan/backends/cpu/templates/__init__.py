@@ -5,6 +5,7 @@ To add one: a module with a `Template`, and its line in TEMPLATES.
 
 from __future__ import annotations
 
+from fuseplan.backends.cpu.templates.amx import Amx
 from fuseplan.backends.cpu.templates.attention import Attention
 from fuseplan.backends.cpu.templates.attention_gradient import AttentionGradient
 from fuseplan.backends.cpu.templates.depthwise import Depthwise, Grouped
@@ -23,6 +24,7 @@ TEMPLATES: tuple[type[Template], ...] = (
     Grouped,
     GroupedPlanes,
     Winograd,
+    Amx,
     Planes,
     Direct,
     ProductSummary,

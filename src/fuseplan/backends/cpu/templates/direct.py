@@ -81,7 +81,7 @@ class Direct(DirectKnobs):
 
     def waste(self, kernel: Kernel, target: Target) -> float:
         kernel = as_rows(kernel)
-        speed = 2 if self.pairs else 1
+        speed = pairs.speed(target) if self.pairs else 1
         return _waste(kernel, target, self.rows, self.vectors) * _transposing(kernel, target) / speed
 
     def emit(self, kernel: Kernel, target: Target) -> Source:

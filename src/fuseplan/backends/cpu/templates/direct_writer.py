@@ -10,7 +10,8 @@ from operator import mul
 from typing import ClassVar
 
 from fuseplan.backends.cpu import model, pairs, staging, storage
-from fuseplan.backends.cpu.elementwise import Elementwise, Kept, Place, finish
+from fuseplan.backends.cpu.elementwise import Kept, Place, finish
+from fuseplan.backends.cpu.features import Features
 from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.gather import transposed
 from fuseplan.backends.cpu.ir import Builder, Index, Value
@@ -66,9 +67,8 @@ class DirectWriter:
         covering = tiling(planned_staged, knobs.rows, inner or sheet(known))
         self.tiling = replace(covering, staged=self.staged, positions=inner or sheet(kernel))
         self.tilings = serving(self.b, self.tiling, self.image)
-        self.each = 2 if kernel.parts else 1  # vectors that make one of dst's
-        self.between = Elementwise(self.frame, "between")
-        self.tail = Elementwise(self.frame, "epilogue")
+        self.results = Features(self.frame)
+        self.tail = self.results.tail
         self.kept = None if self.innermost else Kept(self.tail, self.panel)
         self.weight = self.frame.pointer("operand", kernel.weight.key)
         # Vectors of the next panel that a tile fetches in each turn of its loop: all tiles of a task together
@@ -169,17 +169,17 @@ class DirectWriter:
         Weights that lie `ahead` elements further are fetched meanwhile.
         """
         b = self.b
-        sums = Sums(b, tiles.rows, self.each * -(-features // (self.each * self.lanes)))
+        each = self.results.each
+        sums = Sums(b, tiles.rows, each * -(-features // (each * self.lanes)))
         matrix: Index = group
         if image is not None and self.conv.weight_per_batch:
             matrix = image * self.conv.groups + group
         where = (matrix * self.panels + panel) * (self.depth * self.panel)
         weight = b.at(self.weight, where)
         self._products(sums, self._starts(tiles, image, position, group), weight, b.at(weight, ahead))
-        feature = group * self.conv.features_per_group + panel * self.panel
+        feature = self.results.first(group, panel * self.panel)
         if self.kept is None:
-            begin = panel * (self.panel // 2) if self.each > 1 else feature
-            self._store_features(sums.values(), image, position, begin, features // self.each)
+            self._store_features(sums.values(), image, position, feature, features // each)
         else:
             self._store_positions(sums.values(), self.kept, image, position, feature, features)
 
@@ -233,20 +233,10 @@ class DirectWriter:
     def _store_features(
         self, values: list[list[Value]], image: Index | None, position: Index, feature: Index, features: int
     ) -> None:
-        """In a gated product, vectors of gates and of values take turns, and two make one of dst's."""
         known: dict[object, Value] = {}
         first = position if image is None else image * self.image + position
-        extent, each = self.kernel.dst.channels, self.each
         for r, line in enumerate(values):
-            for j in range(0, len(line), each):
-                done = j // each * self.lanes
-                channel, count = feature + done, min(self.lanes, features - done)
-                parts = {}
-                for i, value in enumerate(line[j : j + each] if each > 1 else ()):
-                    gate = Place(0, channel + i * extent, True, count)
-                    parts[f"x[{i}]"] = self.between.apply(value, gate, known)
-                place = Place((first + r) * self.kernel.pitch + channel, channel, True, count)
-                finish(self.frame, self.tail, line[j], place, known, parts=parts)
+            self.results.store(line, first + r, feature, features, known)
 
     def _store_positions(
         self,

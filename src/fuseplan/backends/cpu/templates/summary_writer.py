@@ -145,7 +145,7 @@ class SummaryWriter(DirectWriter):
             for j, value in enumerate(line):
                 done = j * self.lanes
                 place = Place(0, feature + done, True, min(self.lanes, features - done))
-                logit = self.between.apply(value, place, known)
+                logit = self.results.between.apply(value, place, known)
                 self.b.store(logit, self.b.at(begin, r * self.columns + done))
 
     # ---- states

@@ -1,0 +1,157 @@
+"""Products of bf16 and i8 by tiles, which Intel's AMX multiplies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from fuseplan.backends.cpu import model
+from fuseplan.backends.cpu.rows import as_rows
+from fuseplan.backends.cpu.staging import channels_last
+from fuseplan.backends.cpu.templates.amx_writer import (
+    BLOCK,
+    PANEL,
+    SUMS_BYTES,
+    AmxKnobs,
+    AmxWriter,
+    channels_of,
+    panels_of,
+    steps_of,
+)
+from fuseplan.backends.cpu.tile_registers import FEATURES, LANES, ROW_BYTES, factors_of
+from fuseplan.backends.cpu.tiling import is_per_image, sheet
+from fuseplan.backends.parts import gates_beside
+from fuseplan.kernels.emit import Source
+from fuseplan.kernels.kernel import Kernel, KernelOperand
+from fuseplan.kernels.packing import Packing, Pad, Reshape, Step, Transpose
+from fuseplan.kernels.target import Target
+from fuseplan.kernels.template import Accuracy, Template, lanes
+from fuseplan.messages.reasons import Claim, Reason, claim
+
+_DEPTH = 8  # steps whose part of a panel, 16 KiB, stays in the first cache beside rows
+_LEAST_PANELS = 16  # of a task of many rows
+
+
+@dataclass(frozen=True)
+class Amx(AmxKnobs):
+    """Tiles of 16 rows x 16 features in AMX's registers; any channels-last convolution of bf16 or i8.
+
+    reads:  src once for each block of panels, copied as tiles; weight once for each block of rows
+    writes: dst once
+    chosen: where the processor has the tiles, and the sums are long enough to pay for the copy
+
+    Attributes:
+        rows: output positions of a task.
+        panels: panels of 32 features of a task.
+        depth: steps, of 32 channels in bf16 and 64 in i8, whose part of a panel stays in the first cache.
+        extent: steps whose part of the task's rows stays in the second cache.
+    """
+
+    name: ClassVar[str] = "amx"
+    opens: ClassVar[bool] = True
+    efficiency: ClassVar[float] = 0.95
+    gated: ClassVar[bool] = True
+    ranges: ClassVar[bool] = True
+
+    @classmethod
+    def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
+        yield from super().limits(kernel, target, accuracy)
+        is_exact = accuracy == "default" or kernel.src.dtype == "i8"
+        yield model.about(kernel, is_exact, Reason.ACCURACY, "denormal numbers taken for 0")
+
+    @classmethod
+    def takes(cls, kernel: Kernel, target: Target) -> Iterator[Claim]:
+        dtypes = f"{kernel.src.dtype} and {kernel.weight.dtype}"
+        yield model.about(kernel, factors_of(kernel) is not None, Reason.TILE_DTYPE, dtypes)
+        feature = FEATURES[kernel.src.dtype]
+        holds = feature in target.features.split(",") and target.vector_bytes == ROW_BYTES
+        yield claim(holds, Reason.NO_TILES, got=str(target), want=feature[1:])
+        yield model.about(kernel, not kernel.prologue, Reason.PROLOGUE)
+        is_last = channels_last(as_rows(kernel)) and model.features_innermost(as_rows(kernel))
+        yield model.about(kernel, is_last, Reason.CHANNELS_FIRST, str(kernel.src))
+
+    @classmethod
+    def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
+        kernel = as_rows(kernel)
+        yield from dict.fromkeys(
+            cls._of(kernel, target, _rows(kernel, target, most)) for most in (256, 128, 64)
+        )
+
+    @classmethod
+    def _of(cls, kernel: Kernel, target: Target, rows: int) -> Template:
+        steps = steps_of(kernel)
+        extent, panels = _extent(target, rows, steps), _panels(kernel, target, rows)
+        if extent < steps:
+            panels = min(panels, max(1, target.l2_bytes // 2 // (rows * SUMS_BYTES)))
+        return cls(rows, panels, min(_DEPTH, steps) if rows > BLOCK else steps, extent)
+
+    def waste(self, kernel: Kernel, target: Target) -> float:
+        """Whole tiles multiply six times as fast as vectors: 1.1 to 1.4 TFLOP/s on a core of Sapphire Rapids.
+
+        A copied element takes as long as 15 operations, one of the weight that is read again as long as 8.
+        """
+        kernel = as_rows(kernel)
+        conv = kernel.contraction
+        features = panels_of(conv) * PANEL / conv.features_per_group
+        channels = steps_of(kernel) * channels_of(kernel) / conv.depth
+        rows = -(-self.rows // LANES) * LANES / self.rows
+        copies, count = -(-panels_of(conv) // self.panels), sheet(kernel)
+        again = -(-count // self.rows) - 1
+        moved = 15 * copies / conv.features_per_group + 8 * again / count
+        return rows * features * channels / 6 + moved / 2
+
+    def emit(self, kernel: Kernel, target: Target) -> Source:
+        return AmxWriter(self, kernel, target).source()
+
+    def packing(self, kernel: Kernel, target: Target, operand: KernelOperand) -> Packing:
+        packed = super().packing(kernel, target, operand)
+        return replace(packed, dtype=operand.dtype) if operand.role == "weight" else packed
+
+    def weight_steps(self, kernel: Kernel, target: Target) -> tuple[Step, ...]:
+        """The weight as [image][group][panel][tap][step][tile][4 bytes of channels][feature of the tile].
+
+        Zeros follow the last channel, and the last feature. Vectors of gates and of values take turns.
+        """
+        conv, panels = kernel.contraction, panels_of(kernel.contraction)
+        groups = conv.groups * (conv.batch if conv.weight_per_batch else 1)
+        chunks, beside = steps_of(kernel) // conv.taps, channels_of(kernel) // LANES
+        inner = conv.channels_per_group, conv.taps
+        gates = gates_beside(kernel.parts, panels * PANEL // 2, lanes(kernel, target), inner)
+        features = panels * PANEL if gates else conv.features_per_group
+        return (
+            *gates,
+            Reshape((groups, features, *inner)),
+            Pad((groups, panels * PANEL, chunks * beside * LANES, conv.taps)),
+            Reshape((groups, panels, 2, LANES, chunks, LANES, beside, conv.taps)),
+            Transpose((0, 1, 7, 4, 2, 5, 3, 6)),
+        )
+
+
+def _rows(kernel: Kernel, target: Target, most: int) -> int:
+    """Rows of a task, shared out evenly in whole blocks: fewer where a thread would get none."""
+    count, rows = sheet(kernel), most
+    sheets = kernel.contraction.groups * (kernel.contraction.batch if is_per_image(kernel) else 1)
+    parts = -(-panels_of(kernel.contraction) // _LEAST_PANELS)
+    while rows > BLOCK and sheets * -(-count // rows) * parts < target.threads:
+        rows = max(BLOCK, rows // 2 // BLOCK * BLOCK)
+    even = -(-count // -(-count // rows))
+    return min(count, -(-even // BLOCK) * BLOCK)
+
+
+def _extent(target: Target, rows: int, steps: int) -> int:
+    """Steps that stay in the second cache: all, or those that fit a quarter of it, beside sums in a half."""
+    if rows * steps * ROW_BYTES <= target.l2_bytes // 2:
+        return steps
+    return max(_DEPTH, target.l2_bytes // 4 // (rows * ROW_BYTES) // _DEPTH * _DEPTH)
+
+
+def _panels(kernel: Kernel, target: Target, rows: int) -> int:
+    """Panels of a task: threads get several tasks, each of many panels, since it copies its rows."""
+    conv, panels = kernel.contraction, panels_of(kernel.contraction)
+    blocks = conv.groups * (conv.batch if is_per_image(kernel) else 1) * -(-sheet(kernel) // rows)
+    least = max(1, min(_LEAST_PANELS, rows // 2))
+    wanted = 4 * target.threads if target.threads > 1 else 1
+    several = min(-(-wanted // blocks), panels // least)
+    parts = min(panels, max(several, -(-target.threads // blocks)))
+    return -(-panels // parts)

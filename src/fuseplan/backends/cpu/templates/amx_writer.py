@@ -1,0 +1,258 @@
+"""The code of products by tiles: tasks, a copy of a task's rows, their products and results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import prod
+
+from fuseplan.backends.cpu import model, storage
+from fuseplan.backends.cpu.features import Features
+from fuseplan.backends.cpu.frame import Frame
+from fuseplan.backends.cpu.ir import Builder, Index, Value
+from fuseplan.backends.cpu.ir_text import I1, I64, vector
+from fuseplan.backends.cpu.loops import LINE_BYTES, ceil_div, even, nested, offset_of, pieces, places, within
+from fuseplan.backends.cpu.rows import as_rows
+from fuseplan.backends.cpu.staging import Staged
+from fuseplan.backends.cpu.tile_registers import LANES, ROW_BYTES, ROWS, TILE_BYTES, Tiles, factors_of
+from fuseplan.backends.cpu.tiling import is_per_image, is_run, sheet
+from fuseplan.kernels.contraction import Contraction
+from fuseplan.kernels.emit import Source
+from fuseplan.kernels.kernel import Kernel
+from fuseplan.kernels.target import Target
+
+BLOCK = 2 * ROWS  # rows of two tiles
+PANEL = 2 * LANES  # features of two tiles
+SUMS_BYTES = 2 * ROW_BYTES  # of a row of a panel
+STEP_BYTES = 2 * TILE_BYTES  # of a step of a block of rows, or of a panel
+
+
+@dataclass(frozen=True)
+class AmxKnobs(model.SumOfProducts):
+    """The fields of `Amx`, which says what they mean."""
+
+    rows: int
+    panels: int
+    depth: int
+    extent: int
+
+
+def channels_of(kernel: Kernel) -> int:
+    """Channels of a step."""
+    return ROW_BYTES // kernel.src.itemsize
+
+
+def steps_of(kernel: Kernel) -> int:
+    """Steps of a sum, each of channels of one tap."""
+    return kernel.contraction.taps * -(-kernel.contraction.channels_per_group // channels_of(kernel))
+
+
+def panels_of(conv: Contraction) -> int:
+    """Panels of a group's features."""
+    return -(-conv.features_per_group // PANEL)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A task's rows: `count` from `first` on, of a group, and of an image where tasks stay inside one."""
+
+    image: Index | None
+    group: Index
+    first: Index
+    count: Index
+
+
+class AmxWriter:
+    """Writes one kernel."""
+
+    def __init__(self, knobs: AmxKnobs, planned: Kernel, target: Target) -> None:
+        known = as_rows(planned)
+        factors = factors_of(known)
+        assert factors is not None  # by the template's limits
+        self.frame = Frame(knobs, known, target, workspace=True, planned=planned)
+        self.knobs, self.kernel, self.factors = knobs, self.frame.kernel, factors
+        self.conv = conv = self.kernel.contraction
+        self.b: Builder = self.frame.body
+        self.element = storage.element_type(self.kernel.src.dtype)
+        self.src = Staged(conv, False, tuple(low for low, _ in conv.padding), conv.src_spatial)
+        self.steps, self.panels = steps_of(self.kernel), panels_of(conv)
+        self.count = sheet(self.kernel)
+        self.per_image = is_per_image(self.kernel)
+        self.tiles = Tiles(self.b, factors, min(ROWS, knobs.rows))
+        self.results = Features(self.frame)
+        # A thread's own part of the workspace: the rows of a task, by so many steps, and behind them sums.
+        blocks = -(-knobs.rows // BLOCK)
+        self.held = knobs.extent if conv.taps == 1 else self.steps
+        rows_bytes = blocks * self.held * STEP_BYTES
+        self.lines = STEP_BYTES // LINE_BYTES // blocks if blocks > 1 else 0
+        self.is_whole = knobs.depth >= self.steps
+        # Sums stay in memory while other blocks of rows come; and other panels, if not all channels do.
+        kept = (knobs.panels if knobs.extent < self.steps else 1) * blocks
+        self.panel_bytes = 0 if kept == blocks else blocks * BLOCK * SUMS_BYTES
+        self.own_bytes = rows_bytes + BLOCK * SUMS_BYTES * (1 if self.is_whole else kept)
+        own = self.frame.thread * self.own_bytes
+        self.room = self.b.at(self.frame.pointer("workspace"), own, "i8")
+        self.sums = self.b.at(self.room, rows_bytes, "i8")
+
+    def source(self) -> Source:
+        """A task is a block of rows x a block of panels."""
+        knobs, conv, b = self.knobs, self.conv, self.b
+        images = conv.batch if self.per_image else 1
+        blocks = ceil_div(self.count, knobs.rows)
+        parts = images * blocks * conv.groups
+        is_sliced = knobs.extent < self.steps
+        share = knobs.panels if is_sliced else even(self.frame, self.panels, parts, knobs.panels)
+        panel_blocks = ceil_div(self.panels, share)
+        self.tiles.begin()
+        with self.frame.tasks(parts * panel_blocks) as task:
+            image, block, group, panel_block = places(task, (images, blocks, conv.groups, panel_blocks))
+            first, stop = within(b, block, knobs.rows, self.count)
+            panels = within(b, panel_block, share, self.panels)
+            self._panels(Rows(image if self.per_image else None, group, first, stop - first), panels)
+        self.tiles.end()
+        return self.frame.source(per_thread=self.own_bytes)
+
+    # ---- rows of src
+
+    def _copy(self, rows: Rows, begin: Index, extent: int) -> None:
+        """Some steps of a task's rows as tiles; what is padding, or behind the last channel, is zero."""
+        b, conv, image = self.b, self.conv, rows.image
+        size = channels_of(self.kernel)
+        within = (begin * size, (begin + extent) * size) if conv.taps == 1 else None
+        group = rows.group * conv.channels_per_group
+        with b.loop(0, rows.count, name="row") as row:
+            block = row // BLOCK * (self.held * STEP_BYTES)
+            line = b.at(self.room, block + row % BLOCK * ROW_BYTES, "i8")
+            if is_run(self.src):
+                before: Index = 0 if image is None else image * self.src.image
+                self._copy_tap(line, before + (rows.first + row) * conv.channels + group, (), within)
+            else:
+                self._copy_taps(line, image, rows.first + row, group, within)
+
+    def _copy_taps(
+        self,
+        line: Value,
+        image: Index | None,
+        position: Index,
+        channel: Index,
+        within: tuple[Index, Index] | None,
+    ) -> None:
+        """The elements under all taps of a position; of one tap, those of some channels."""
+        b, conv = self.b, self.conv
+        chunks = self.steps // conv.taps
+        extents = ((conv.batch,) if image is None else ()) + conv.dst_spatial
+        at = places(position, extents)
+        own, *spots = at if image is None else [image, *at]
+        lows = [
+            b.const(spot * step, I64) - low
+            for spot, step, (low, _) in zip(spots, conv.stride, conv.padding, strict=True)
+        ]
+        with nested(b, conv.kernel, "tap") as taps:
+            inside = [low + tap * by for low, tap, by in zip(lows, taps, conv.dilation, strict=True)]
+            tests = [
+                b.compare("ult", b.const(spot, I64), extent)
+                for spot, extent, around in zip(inside, conv.src_spatial, conv.padding, strict=True)
+                if any(around)
+            ]
+            offset = offset_of([own, *inside], (self.src.image, *self.src.strides)) + channel
+            tap = offset_of(taps, [prod(conv.kernel[axis + 1 :]) for axis in range(len(taps))])
+            self._copy_tap(b.at(line, tap * (chunks * STEP_BYTES), "i8"), offset, tests, within)
+
+    def _copy_tap(
+        self, line: Value, offset: Index, tests: Sequence[Value], within: tuple[Index, Index] | None
+    ) -> None:
+        """The channels under one tap, or some of them, if it lies in src: a row of each step's tile."""
+        b, channels, begin = self.b, channels_of(self.kernel), within[0] if within else 0
+        kind = vector(channels, self.element)
+        is_inside = b.both(tests)
+        first = b.at(self.frame.pointer("src"), offset, self.element)
+
+        def put(start: Index, value: Value) -> None:
+            b.store(value, b.at(line, (start - begin) * (STEP_BYTES // channels), "i8"), align=ROW_BYTES)
+
+        def read(start: Index, count: int) -> None:
+            put(start, b.load_first(b.at(first, start, self.element), count, kind))
+
+        def clear(start: Index, count: int) -> None:
+            put(start, Value(b, kind, "zeroinitializer"))
+
+        extent = self.conv.channels_per_group
+        with b.when(is_inside):
+            pieces(b, extent, channels, read, name="channel", within=within)
+        if tests:
+            with b.when(b.op(I1, f"xor i1 {is_inside.name}, true")):
+                pieces(b, extent, channels, clear, name="channel", within=within)
+
+    # ---- products
+
+    def _panels(self, rows: Rows, panels: tuple[Index, Index]) -> None:
+        """A part of a panel of the weight stays in the first cache for all rows of the task."""
+        b, conv = self.b, self.conv
+        matrix = rows.group
+        if rows.image is not None and conv.weight_per_batch:
+            matrix = rows.image * conv.groups + rows.group
+        weight = self.frame.pointer("operand", self.kernel.weight.key)
+        blocks = ceil_div(rows.count, BLOCK)
+
+        def panel_of(begin: Index, extent: int, panel: Index, features: int) -> None:
+            own = b.at(weight, (matrix * self.panels + panel) * (self.steps * STEP_BYTES), "i8")
+            kept = b.at(self.sums, (panel - panels[0]) * self.panel_bytes, "i8")
+            base = begin if conv.taps == 1 else 0
+
+            def part(start: Index, steps: int) -> None:
+                step = begin + start
+                with b.loop(0, blocks, name="block") as block:
+                    sums = kept if self.is_whole else b.at(kept, block * (BLOCK * SUMS_BYTES), "i8")
+                    left = rows.count - block * BLOCK
+                    src = b.at(self.room, (block * self.held + step - base) * STEP_BYTES, "i8")
+                    self._block(block, left, src, own, sums, step, steps)
+                    with b.when(b.compare("eq", b.const(step + steps, I64), self.steps)):
+                        those = replace(rows, first=rows.first + block * BLOCK, count=b.smaller(left, BLOCK))
+                        self._finish(sums, those, panel, features)
+
+            pieces(b, extent, self.knobs.depth, part, name="step")
+
+        def slice_of(begin: Index, extent: int) -> None:
+            if conv.taps == 1:
+                self._copy(rows, begin, extent)
+            run = partial(panel_of, begin, extent)
+            pieces(b, conv.features_per_group, PANEL, run, name="panel", within=panels, numbered=True)
+
+        if conv.taps > 1:
+            self._copy(rows, 0, self.steps)
+        pieces(b, self.steps, self.knobs.extent, slice_of, name="slice")
+
+    def _block(
+        self, block: Index, left: Index, src: Value, weight: Value, sums: Value, step: Index, steps: int
+    ) -> None:
+        """Adds some steps' products to the sums of a block of rows; of 16 rows or fewer, one tile of them."""
+        b, tiles = self.b, self.tiles
+        own = b.at(weight, step * STEP_BYTES, "i8")
+        is_first = b.compare("eq", b.const(step, I64), 0)
+        # The blocks of rows share out what of the panel follows behind these steps.
+        ahead = b.at(own, steps * STEP_BYTES + block * (steps * self.lines * LINE_BYTES), "i8")
+        for rows, how in ((2, "sgt"), (1, "sle")):
+            with b.when(b.compare(how, b.const(left, I64), ROWS)):
+                with b.when(is_first):
+                    tiles.zero(rows)
+                with b.when(b.compare("ne", b.const(step, I64), 0)):
+                    tiles.load(rows, sums, SUMS_BYTES)
+                tiles.add(rows, src, own, steps, ahead, self.lines)
+                tiles.store(rows, sums, SUMS_BYTES)
+
+    # ---- results
+
+    def _finish(self, sums: Value, rows: Rows, panel: Index, features: int) -> None:
+        """The operators behind the product, row by row."""
+        b, each = self.b, self.results.each
+        feature = b.const(self.results.first(rows.group, panel * PANEL), I64)
+        image: Index = 0 if rows.image is None else rows.image * prod(self.conv.dst_spatial)
+        element, lanes = self.factors.sums, self.frame.lanes
+        vectors = -(-features // (each * lanes)) * each
+        with b.loop(0, rows.count, name="row") as row:
+            line = b.at(sums, row * SUMS_BYTES, "i8")
+            values = [b.load(b.at(line, j * lanes, element), vector(lanes, element)) for j in range(vectors)]
+            if element != b.element:
+                values = [b.convert("sitofp", value, b.element) for value in values]
+            self.results.store(values, image + rows.first + row, feature, features // each, {})
