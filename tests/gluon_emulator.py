@@ -247,6 +247,7 @@ def _language() -> ModuleType:
         barrier=lambda: None, warp_specialize=_warp_specialize,
         NVMMADistributedLayout=lambda **_: None, SliceLayout=lambda *_: None,
         NVMMASharedLayout=lambda *_: None, DotOperandLayout=lambda *_: None, erf=_erf,
+        BlockedLayout=lambda *_: None, SwizzledSharedLayout=lambda *_: None,
         convert_layout=lambda value, layout, assert_trivial=False: value,
     )  # fmt: skip
     return gl

@@ -17,6 +17,7 @@ from fuseplan.backends.triton import TRITON, sass
 from fuseplan.backends.triton.compiler import PACKAGE, compile_source
 from fuseplan.backends.triton.templates import TEMPLATES
 from fuseplan.backends.triton.templates.hopper_attention import HopperAttention
+from fuseplan.backends.triton.templates.hopper_attention_gradient import HopperAttentionGradient
 from fuseplan.cli.commands import fuseplan
 from fuseplan.errors import ArgumentError
 from fuseplan.kernels.emit import Slot, Source, TensorMap
@@ -99,6 +100,21 @@ def test_exponentials_run_beside_the_product_with_the_values() -> None:
     assert len(beside) == 2  # groups of warps
     for each in beside:
         assert sum("MUFU.EX2" in line for line in each) >= 64
+
+
+@pytest.mark.parametrize("by", ["query", "key"])
+def test_exponentials_run_beside_the_products_of_gradients(by: str) -> None:
+    """In the loop, behind the wait for the scores, and in front of the next one; nothing is spilled there."""
+    plan = f"bf16[2x16x1024x128, bhsd] -> attention_gradient(is_causal=True, by={by})"
+    job = next(builds([plan], [parse_target("triton:sm_90")], only=HopperAttentionGradient.name)).job
+    code = sass.disassembled(compile_source(job.source, job.types, job.target).binary, PACKAGE)
+    lines = [line.text for line in code.lines]
+    waits = [place for place, line in enumerate(lines) if sass.WAIT.match(line)]
+    beside = [lines[first:last] for first, last in pairwise(waits) if lines[first].endswith("0x2")]
+    assert len(beside) == 2  # groups of warps
+    for each in beside:
+        assert sum("MUFU.EX2" in line for line in each) == 32
+        assert not any(line.startswith(("STL", "LDL")) for line in each)
 
 
 def test_the_set_is_bounded() -> None:

@@ -13,6 +13,7 @@ from device.test_training import walls
 from fuseplan.backends.triton.templates.attention import GpuAttention
 from fuseplan.backends.triton.templates.attention_gradient import GpuAttentionGradient
 from fuseplan.backends.triton.templates.hopper_attention import HopperAttention
+from fuseplan.backends.triton.templates.hopper_attention_gradient import HopperAttentionGradient
 from fuseplan.kernels.template import Template
 from fuseplan.measure.data import deviation, evaluated
 from fuseplan.measure.ground import allowed_deviation
@@ -48,6 +49,13 @@ GRADIENTS = (
     "[2x4x65x32, bhsd] -> attention_gradient(keys=100, bias_axes=hst, mask_axes=bt, by=key)",
     "[2x4x65x32, bhsd] -> attention_gradient(keys=100, bias_axes=hst, mask_axes=bt) -> bias",
 )
+SLOPES = (  # likewise; each by queries and by keys
+    "bf16[5x9x700x64, bhsd] -> attention_gradient(is_causal=True, by=",
+    "f16[3x16x1000x128, bshd of bhsd] -> attention_gradient(is_causal=True, key_heads=4, by=",
+    "f16[4x12x640x64, bshd of bhsd] -> attention_gradient(keys=777, key_heads=3, softcap=20.0, by=",
+    "bf16[7x6x513x128, bhsd] -> attention_gradient(keys=1030, window=200, offset=400, by=",
+    "bf16[2x40x384x96, bhsd] -> attention_gradient(features=40, by=",
+)
 SEEDS = (1, 2, 3)
 REPEATS = 8
 
@@ -57,7 +65,13 @@ def _cases() -> Iterator[Any]:
     few = [dtype + chain for dtype, chain in product(("f16", "bf16", "f32"), PLANS)]
     halves = [text for text in few if text.startswith("bf16")]
     gradients = [dtype + chain for dtype, chain in product(("f16", "bf16", "f32"), GRADIENTS)]
-    each = ((GpuAttention, few), (HopperAttention, (*halves, *MANY)), (GpuAttentionGradient, gradients))
+    slopes = [f"{text}{by})" for text, by in product(SLOPES, ("query", "key"))]
+    each = (
+        (GpuAttention, few),
+        (HopperAttention, (*halves, *MANY)),
+        (GpuAttentionGradient, gradients),
+        (HopperAttentionGradient, (*gradients, *slopes)),
+    )
     for kind, texts in each:
         for text in texts:
             for place in range(len(_candidates(kind, text, KIND))):
@@ -68,7 +82,7 @@ def _cases() -> Iterator[Any]:
 def test_every_candidate_is_within_its_bound(kind: type[Template], place: int, text: str) -> None:
     compiled = made(kind, place, text)
     plan, template = compiled.plan, compiled.choice.template
-    for seed in SEEDS if kind is HopperAttention else (1,):
+    for seed in SEEDS if kind in (HopperAttention, HopperAttentionGradient) else (1,):
         tensors = inputs(plan, seed)
         want, exact = evaluated(plan, tensors)
         bound = compiled.bind(**{key: tensor for key, tensor in tensors.items() if key != "src"})

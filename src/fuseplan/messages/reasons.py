@@ -274,6 +274,10 @@ class Reason(Catalogue):
         "64 queries in a row see a key of every block that the template multiplies",
         "`attention` has tiles of 16 queries; or leave out the queries that see no key",
     )
+    CAPPED_SLOPES = (
+        "sums of keys and of values of more than 64 elements leave no registers for the slopes of a soft cap",
+        "`attention_gradient` has smaller tiles",
+    )
     DRAWN = ("random numbers leave no registers for 128 sums a thread", "`product` draws them")
     COPY_STEP = ("the copy engine steps over at most 8 positions", "`product` takes any stride")
     COPY_AXES = ("the copy engine reads tensors of at most 5 axes", "`product` takes any number of axes")

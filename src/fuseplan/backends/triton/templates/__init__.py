@@ -8,6 +8,7 @@ from fuseplan.backends.triton.templates.attention_gradient import GpuAttentionGr
 from fuseplan.backends.triton.templates.depthwise import GpuDepthwise
 from fuseplan.backends.triton.templates.hopper import Hopper
 from fuseplan.backends.triton.templates.hopper_attention import HopperAttention
+from fuseplan.backends.triton.templates.hopper_attention_gradient import HopperAttentionGradient
 from fuseplan.backends.triton.templates.normalization import GpuNormalization
 from fuseplan.backends.triton.templates.pointwise import GpuPointwise
 from fuseplan.backends.triton.templates.product import Product
@@ -20,6 +21,7 @@ TEMPLATES: tuple[type[GpuTemplate], ...] = (
     GpuReduction,
     HopperAttention,
     GpuAttention,
+    HopperAttentionGradient,
     GpuAttentionGradient,
     GpuDepthwise,
     ProductSummary,

@@ -106,7 +106,7 @@ class GpuAttention(AttentionKnobs):
     def seconds(self, kernel: Kernel, target: Target) -> float:
         made, rates = kernel.attention, model.rates(target)
         programs, pairs, products = self._work(kernel)
-        rate = rates.single / 2 if kernel.src.dtype == "f32" else rates.half * REACHED[self.rows]
+        rate = rates.single / 2 if kernel.src.dtype == "f32" else rates.half * self._reached(kernel)
         scale = rates.half / model.RATES["sm_90"].half
         # Programs read the keys of a head again from the second cache, at about thrice the memory's rate.
         again = pairs / self.rows * (made.size + made.features) * kernel.src.itemsize / (3 * rates.memory)
@@ -114,6 +114,10 @@ class GpuAttention(AttentionKnobs):
         seconds = max(products / rate + pairs / (EXPONENTIALS * scale), again) / used
         meeting = 2e-6 if self.parts > 1 else 0.0
         return round(max(seconds, model.seconds(target, self.traffic(kernel, target))) + meeting, 9)
+
+    def _reached(self, kernel: Kernel) -> float:
+        """What the tile's products come to, of the peak."""
+        return REACHED[self.rows]
 
     def _work(self, kernel: Kernel) -> tuple[int, float, float]:
         """Programs, scores that they compute in whole blocks, and operations of the products."""

@@ -22,8 +22,8 @@ from fuseplan.language.dtypes import dtype_of
 # Rows of a tile, others of a step, warps, and stages, for heads of up to so many elements: none spills on an
 # H100, and with 4 warps none on an MI300X, where a warp of 8 has half of the registers.
 BY_QUERY = {
-    64: ((128, 64, 8, 2), (64, 64, 4, 2), (16, 64, 4, 2)),
-    128: ((128, 64, 8, 2), (64, 64, 4, 2), (64, 32, 4, 2), (16, 32, 4, 2)),
+    64: ((128, 64, 8, 3), (128, 64, 8, 2), (64, 64, 4, 2), (16, 64, 4, 2)),
+    128: ((128, 64, 8, 3), (128, 64, 8, 2), (64, 64, 4, 2), (64, 32, 4, 2), (16, 32, 4, 2)),
     256: ((128, 32, 8, 2), (64, 32, 8, 2), (16, 32, 4, 1)),
 }
 BY_KEY = {
@@ -33,6 +33,10 @@ BY_KEY = {
 }
 # Of keys: 255 registers for 128 elements, if nothing is between product and exponential.
 FULL = (128, 64, 8, 2)
+# Of the peak's products on an H100, by rows, others and warps, for keys: causal, 4096 of each.
+REACHED_BY_KEY = {
+    (128, 64, 8): 0.48, (64, 64, 4): 0.5, (64, 32, 4): 0.45, (128, 32, 8): 0.38, (64, 64, 8): 0.27,
+}  # fmt: skip
 SINGLE = ((32, 32, 8, 1), (16, 16, 4, 1))  # of f32: products without tensor cores
 
 
@@ -83,6 +87,11 @@ class GpuAttentionGradient(GpuAttention):
         # The pairs that places allow, in whole blocks: about half a block more at each edge of a band.
         pairs = made.pairs * (tiles * self.rows / heads.rows) * (1 + self.keys / (2 * heads.others))
         return tiles * heads.groups, pairs, kernel.flops / max(1, made.pairs) * pairs
+
+    def _reached(self, kernel: Kernel) -> float:
+        tile = self.rows, self.keys, self.warps
+        usual = super()._reached(kernel)
+        return REACHED_BY_KEY.get(tile, usual) if Heads.of(kernel, 0).by == "key" else usual
 
     @staticmethod
     def bound(kernel: Kernel) -> float:

@@ -26,7 +26,7 @@ from fuseplan.backends.triton.index import (
 )
 from fuseplan.backends.triton.storage import named
 from fuseplan.backends.triton.templates.attention_rows import AttentionKnobs, Pieces, Rows
-from fuseplan.backends.triton.templates.attention_scores import LEAST, LOG2_E, NOTHING
+from fuseplan.backends.triton.templates.attention_scores import LOG2_E, NOTHING
 from fuseplan.kernels.emit import Slot
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.scalar import fold
@@ -51,16 +51,6 @@ class GradientWriter(Rows):
     def joined(self, mask: Mask) -> Mask:
         return self.text.both(mask)
 
-    def _statistics(self, head: Index, query: Index, exists: Mask, axes: str) -> None:
-        """Of queries: the logarithms of the sums in units of log2, and delta, as an axis of the scores."""
-        for name, other in (("lse", 'float("inf")'), ("delta", "0.0")):
-            n, h, s = self.beside[name].strides
-            at = self.batch * n + head * h + query * s
-            self.text.line(f"{name} = tl.load({self.pointer(name)} + {at}{exists.guard(other)}){axes}")
-        # A query whose keys are all hidden by f32's least number has that as its sum: no digit is left of the
-        # weights, and its keys get no gradient, as those of a query that sees none.
-        self.text.line(f"base = tl.where(lse < {0.99 * LEAST / LOG2_E!r}, 0.0, lse) * {LOG2_E!r}")
-
     # ---- the tile
 
     def _tile(self) -> None:
@@ -78,7 +68,8 @@ class GradientWriter(Rows):
             self.met = text.mask("has_key", condition(f"({self.query} < {length})"))
         self.factors = [self._rows(role, self.head, self.query, self.met) for role in self.own]
         if not self.is_key:
-            self._statistics(self.head, self.query, self.has_row, DOWN)
+            self.load_told(self.head, self.query, self.has_row, DOWN)
+            self.write_base()
         sizes = (made.size, made.features) if self.is_key else (made.size,)
         self.sums = [self.zeros("made", size) for size in sizes]
 
@@ -104,7 +95,8 @@ class GradientWriter(Rows):
         exists = text.mask("has_other", self.has_key(other, self.limit))
         first, second = (self._rows(role, head, other, exists) for role in self.across)
         if self.is_key:
-            self._statistics(head, other, exists, ACROSS)
+            self.load_told(head, other, exists, ACROSS)
+            self.write_base()
         self._product("scores", self.factors[0], first)
         self._product("products", self.factors[1], second)
         steepness = fold(made.slope, {"x": "scores"}, self.table) if made.softcap else ""

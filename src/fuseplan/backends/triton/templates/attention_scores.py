@@ -184,6 +184,21 @@ class Scores(Writer):
             "top = larger",
         )
 
+    def load_told(self, head: Index, query: Index, exists: Mask, axes: str = "") -> None:
+        """Of queries: `lse`, the logarithms of their sums, and `delta`."""
+        ns = self.namespace
+        for name, other in (("lse", 'float("inf")'), ("delta", "0.0")):
+            n, h, s = self.beside[name].strides
+            at = self.batch * n + head * h + query * s
+            self.text.line(f"{name} = {ns}.load({self.pointer(name)} + {at}{exists.guard(other)}){axes}")
+
+    def write_base(self) -> None:
+        """What weights are taken by: `lse` in units of log2."""
+        # A query whose keys are all hidden by f32's least number has that as its sum: no digit is left of the
+        # weights, and its keys get no gradient, as those of a query that sees none.
+        ns = self.namespace
+        self.text.line(f"base = {ns}.where(lse < {0.99 * LEAST / LOG2_E!r}, 0.0, lse) * {LOG2_E!r}")
+
     # ---- the end
 
     def store_sums(self, has_row: Mask) -> None:

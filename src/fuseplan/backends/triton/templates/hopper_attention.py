@@ -10,13 +10,13 @@ from typing import ClassVar
 from fuseplan.backends.triton import model
 from fuseplan.backends.triton.index import ceil_div
 from fuseplan.backends.triton.templates.attention import GpuAttention
+from fuseplan.backends.triton.templates.hopper_attention_rows import limits
 from fuseplan.backends.triton.templates.hopper_attention_writer import (
+    RINGS,
+    AttentionLots,
     HopperAttentionKnobs,
     HopperAttentionWriter,
-    Lots,
-    tensors,
 )
-from fuseplan.backends.triton.templates.hopper_tiles import ALIGNED
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.target import Target
@@ -60,19 +60,7 @@ class HopperAttention(HopperAttentionKnobs):
 
     @classmethod
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
-        yield from GpuAttention.limits(kernel, target, accuracy)
-        yield claim(target.name == "sm_90", Reason.NOT_HOPPER, got=str(target), want="sm_90")
-        dtypes = dict.fromkeys((kernel.src.dtype, kernel.dst.dtype))
-        is_half = len(dtypes) == 1 and kernel.src.dtype in ("f16", "bf16")
-        yield claim(is_half, Reason.NOT_HALF, got=" to ".join(dtypes), operator=0)
-        odd = next(_odd(kernel), None)
-        yield claim(odd is None, Reason.COPY_ALIGNMENT, got=odd, want=f"multiples of {ALIGNED}", operator=0)
-        others = [each for each in kernel.operands if each.role not in ("key", "value")]
-        found = [each.key for each in others if not each.is_channel or not each.packed]
-        beside = next((each for each in (*found, *(index.key for index in kernel.indices))), None)
-        yield claim(beside is None, Reason.BESIDE_KEYS, got=beside)
-        saved = next(iter(kernel.saved), None)
-        yield claim(saved is None, Reason.SAVED, operator=saved)
+        yield from limits(GpuAttention, RINGS, kernel, target, accuracy)
         yield claim(any(cls._made(kernel, target)), Reason.UNSEEN_KEYS)
 
     @classmethod
@@ -92,9 +80,9 @@ class HopperAttention(HopperAttentionKnobs):
             if not sizes[made].is_idle:
                 yield made
 
-    def lots(self, kernel: Kernel, target: Target) -> Lots:
+    def lots(self, kernel: Kernel, target: Target) -> AttentionLots:
         """What follows from the choice for a kernel."""
-        return Lots(self, kernel.attention, target.l1_bytes, target.l2_bytes)
+        return AttentionLots(self, kernel, target)
 
     def seconds(self, kernel: Kernel, target: Target) -> float:
         made, lots = kernel.attention, self.lots(kernel, target)
@@ -121,13 +109,3 @@ class HopperAttention(HopperAttentionKnobs):
     def emit(self, kernel: Kernel, target: Target) -> Source:
         lots = self.lots(kernel, target)
         return HopperAttentionWriter(lots, kernel, target.processors, self.text).source()
-
-
-def _odd(kernel: Kernel) -> Iterator[str]:
-    """Rows and strides that the copy engine does not take."""
-    for name, ((*extents, width), (*strides, step)) in tensors(kernel).items():
-        if width % ALIGNED or step != 1:
-            yield f"rows of {width} elements {step} apart in {name}"
-        for extent, stride in zip(extents, strides, strict=True):
-            if extent > 1 and (stride % ALIGNED or not stride):
-                yield f"a stride of {stride} in {name}"
