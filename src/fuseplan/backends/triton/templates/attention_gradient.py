@@ -33,7 +33,7 @@ BY_KEY = {
 }
 # Of keys: 255 registers for 128 elements, if nothing is between product and exponential.
 FULL = (128, 64, 8, 2)
-# Of the peak's products on an H100, by rows, others and warps, for keys: causal, 4096 of each.
+# Of the peak's products on an H200, by rows, others and warps, for keys: causal, 4096 of each.
 REACHED_BY_KEY = {
     (128, 64, 8): 0.48, (64, 64, 4): 0.5, (64, 32, 4): 0.45, (128, 32, 8): 0.38, (64, 64, 8): 0.27,
 }  # fmt: skip
