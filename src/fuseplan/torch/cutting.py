@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import fx
+from torch.utils._python_dispatch import _disable_current_modes
 
 from fuseplan.graph.choose import Mode, chosen
 from fuseplan.graph.cut import Cut, Site
@@ -65,6 +66,7 @@ def fused(
     rules: Sequence[Rule] = (),
     joins: bool = False,
     ranges: bool = True,
+    framework: type[Eager] = Eager,
 ) -> Fusion:
     """Cuts a graph of functional ATen operators, whose nodes have `val`, and puts plans into a copy.
 
@@ -79,6 +81,7 @@ def fused(
         rules: of the caller.
         joins: plans may write into the values that join their results, where calls give them the memory.
         ranges: plans may compute several products of an input: their weights are joined whenever one changes.
+        framework: what computes the operators that no plan does.
     """
     example, other = points(given) if opens else (given, None)
     module, found, cut = _found(example, device, rules, joins, ranges)
@@ -92,7 +95,8 @@ def fused(
     cut = _without(cut, Why.INDUCTOR, lambda site: not is_taken(site))
     if device.type == "cuda" and choose == "predicted":
         cut = _without(cut, Why.UNMEASURED, _is_slow_attention)
-    cut = chosen(cut, Eager(module, found, device, inputs), choose, is_built)
+    with _disable_current_modes():  # a compiler's: tensors without elements cannot be measured
+        cut = chosen(cut, framework(module, found, device, inputs), choose, is_built)
     writer = _Writer(module, found.makers, device)
     for site in cut.sites:
         writer.write(site, opened[site.dst])
