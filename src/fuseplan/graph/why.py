@@ -33,7 +33,7 @@ class Why(Catalogue):
         "Reshape the input of the operator",
     )
     BROADCAST = (
-        "an operand of a plan has an element a channel, an element for each of src's, or one for all",
+        "an operand of a plan has the first axis and any others, all but the first, the channels', or none",
         "Expand it to the shape of the other input",
     )
     FORMULA = (
