@@ -40,11 +40,6 @@ class Why(Catalogue):
         "no run of a plan's operators computes this formula of several tensors",
         "Write it as a sum or product of two tensors, and functions of one",
     )
-    UNGUARDED = (
-        "a softmax of a query that sees no key is NaN, attention gives 0, and this mask may hide all keys",
-        "Put zeros in the place of NaN behind the softmax, make the mask a constant, or choose it between "
-        "finite numbers; torch's scaled_dot_product_attention gives zeros itself",
-    )
     EXTERNAL_CONSUMER = (
         "another operator reads the value",
         "Several readers need the value in memory: nothing is to be done",

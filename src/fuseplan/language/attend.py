@@ -38,6 +38,7 @@ class Attend:
         bias_axes, mask_axes: the axes among b, h, s, t of what is added to the scores, and of a mask that is
             true where a query sees a key; "" for none.
         is_padded: each image has a length, and no query sees the keys from there on.
+        nan_unseen: the result of a query that sees no key is NaN, as its softmax is, not 0.
     """
 
     batch: int
@@ -55,6 +56,7 @@ class Attend:
     bias_axes: str
     mask_axes: str
     is_padded: bool
+    nan_unseen: bool = False
 
     @property
     def text(self) -> str:
@@ -72,6 +74,7 @@ class Attend:
             (f"bias={self.bias_axes}", self.bias_axes),
             (f"mask={self.mask_axes}", self.mask_axes),
             ("lengths", self.is_padded),
+            ("nan_unseen", self.nan_unseen),
         )
         return " ".join([line, *(words for words, applies in unusual if applies)])
 
@@ -153,7 +156,8 @@ class Attend:
             top = where(top == -inf, 0.0, top)
             weights = meanings["exp"](scores - top)
             total = weights.sum(1)[:, None]
-            dst[batch, head, rows] = weights @ value / where(total == 0, 1.0, total)
+            divisor = total if self.nan_unseen else where(total == 0, 1.0, total)
+            dst[batch, head, rows] = weights @ value / divisor
             sums[batch, head, rows] = (meanings["log"](total) + top)[:, 0]
 
     def differentiate(

@@ -86,7 +86,7 @@ class Attending(Op):
         return Attend(
             batch, heads, queries, size, key_heads, self.keys or queries, self.features or size,
             self.scale or 1 / sqrt(size), self.softcap, self.is_causal, self.window, self.offset,
-            self.bias_axes, self.mask_axes, self.is_padded,
+            self.bias_axes, self.mask_axes, self.is_padded, getattr(self, "nan_unseen", False),
         )  # fmt: skip
 
     def along(self, src: TensorSpec, axes: str, dtype: str) -> Dense:
@@ -134,7 +134,8 @@ class Attention(Attending):
     `softcap` bounds the scores: softcap * tanh(score / softcap). After it, `bias` is added; `bias_axes` are
     its axes, of b, h, s, t (t are the keys): `hst` is one for all images. `mask`, with `mask_axes`, is true
     where a query sees a key. With `return_lse` the plan gives `lse` (b, h, s): the logarithm of each sum of
-    exponentials, in the compute dtype; minus infinity where no key is seen.
+    exponentials, in the compute dtype; minus infinity where no key is seen. With `nan_unseen` the result of
+    a query that sees no key is NaN, as a softmax of nothing but minus infinity.
     """
 
     torch = "scaled_dot_product_attention"
@@ -142,6 +143,7 @@ class Attention(Attending):
 
     lse = result("row", when="return_lse")
     return_lse: bool = False
+    nan_unseen: bool = False
 
     def centre(self, src: TensorSpec) -> Attend:
         """The record of attention."""
@@ -171,6 +173,7 @@ class Attention(Attending):
         yield "f32[1x4x19x8, bshd of bhsd]", cls(keys=23, key_heads=2, features=5, offset=4, window=6)
         yield "f32[2x2x3x16, bhsd]", cls(keys=9, softcap=1.5, bias_axes="hst", mask_axes="bt")
         yield "f32[3x2x1x8, bhsd]", cls(keys=40, key_heads=1, is_padded=True, scale=0.5)
+        yield "f32[2x3x5x8, bhsd]", cls(keys=4, mask_axes="bt", nan_unseen=True)
 
 
 def _delta(op: Attending, src: TensorSpec) -> Beside:
