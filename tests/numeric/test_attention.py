@@ -36,6 +36,9 @@ PLANS = (
     "f32[1x2x20x40, bhsd] -> attention(is_causal=True, offset=-7, return_lse=True)",
     "f32[2x6x5x33, bhsd] -> attention(key_heads=2, keys=70, bias_axes=ht, mask_axes=hst, softcap=2.0)",
     "f32[1x2x33x32, bhsd] -> attention(scale=-0.3, bias_axes=bhst)",
+    "f32[2x4x33x32, strides=8448:32:256:1 of bhsd]"
+    " -> attention(key_heads=2, value_strides=(8448, 32, 256, 1))",
+    "bf16[2x4x33x32, bshd of bhsd] -> attention(key_heads=2, key_strides=(2112, 1056, 32, 1))",
     "f32[2x3x33x33, bhds of bhsd] -> attention(return_lse=True) -> save(a) -> gelu -> add(other=a)",
 )
 DOUBLE = "f64[1x2x37x20, bhsd] -> attention(is_causal=True, return_lse=True)"

@@ -275,7 +275,8 @@ class _Writer:
     def _is_lain(self, node: fx.Node, spec: TensorSpec) -> bool:
         """Whether the value is known to lie as a plan has it; calls may give inputs in any order."""
         order = tuple(_by_stride(spec.element_strides))
-        return order in (node.meta.get(ORDER), node.args[1] if node.target is laid_out else None)
+        known = node.meta.get(ORDER), node.args[1] if node.target is laid_out else None
+        return not spec.is_dense or order in known  # ranges are of plans' results
 
     def _lain(self, node: fx.Node, spec: TensorSpec | Dense) -> fx.Node:
         """The value with its axes in memory in the order that a plan has them in; a range as it lies."""
