@@ -124,6 +124,24 @@ def test_training_is_measured_site_by_site() -> None:
     assert not any(each.plan == whole.PLANS for each in found)
 
 
+def test_torchs_own_operators_in_float64_are_the_meaning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU, where NumPy takes seconds; here on a CPU."""
+    wanted, measured = trial.meaning, list[float]()
+
+    def _compared(graph: Any, site: Any, framework: Any, values: Any) -> Any:
+        (made,), want = framework.exact(site, values), wanted(graph, site, values)
+        assert made.dtype == torch.float64
+        measured.append(float(abs(made.numpy().reshape(want.shape) - want).max()))
+        return want
+
+    monkeypatch.setattr(trial, "_want", _compared)
+    module, src = _module().eval().bfloat16(), torch.randn(2, 3, 8, 8).bfloat16()
+    with torch.no_grad():
+        _compiled(module, rest="torch", choose="measured")(src)
+    assert len(measured) >= 2
+    assert max(measured) < 1e-12
+
+
 @pytest.mark.parametrize("rest", ["torch", "inductor"])
 def test_sites_are_measured_on_the_values_of_the_call(rest: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, Any] = {}
