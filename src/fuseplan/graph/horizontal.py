@@ -244,7 +244,12 @@ class _Sites:
         specs = {each.name: each.spec for each in usual.operands(src)}
         for each in site.plan.operands:
             name, spec = site.operands.get(each.key), specs.get(each.name)
-            if each.name not in ("key", "value") or each.spec is None or spec is None or name not in lies:
+            if (
+                each.name not in ("key", "value")
+                or spec is None
+                or not isinstance(name, str)
+                or name not in lies
+            ):
                 continue
             lying = _strides(lies[name], spec.shape)
             if lying is not None and not same_strides(spec.shape, lying, spec.element_strides):

@@ -81,7 +81,8 @@ class Eager:
 
     def ready(self, module: fx.GraphModule, given: Sequence[torch.Tensor]) -> Callable[..., Any]:
         """The operators of a site, to be called on tensors like these."""
-        return module
+        made: Callable[..., Any] = module
+        return made
 
     def fused(self, site: Site, values: Mapping[str, Any]) -> Callable[[], Any]:
         """A call of the plan's operator, on tensors that lie as the plan has them."""
