@@ -71,6 +71,10 @@ def _scaled(weight: Tensor, factor: Tensor) -> Tensor:
     return np.multiply(weight, spread, out=made, casting="same_kind")  # in float64, rounded once
 
 
+def _concatenated(arrays: tuple[Any, ...], axis: int) -> Tensor:
+    return np.concatenate([*map(np.asarray, arrays)], axis)
+
+
 @dataclass(frozen=True)
 class Joined:
     """Values one behind the other along an axis: weights or biases of products that are one product."""
@@ -99,7 +103,7 @@ def joined(graph: Graph, parts: Sequence[Bound], axis: int) -> Bound | None:
         return Joined(names, axis)
     shape = list(arrays[0].shape)
     shape[axis] = sum(each.shape[axis] for each in arrays)
-    return Late(arrays[0].dtype, tuple(shape), lambda: np.concatenate([*map(np.asarray, arrays)], axis))
+    return Late(arrays[0].dtype, tuple(shape), partial(_concatenated, tuple(arrays), axis))
 
 
 def aligned(constant: Any) -> Tensor:
@@ -235,6 +239,7 @@ class _Writer:
         shape, first = self.src.shape, self.src.canonical_order[0]
         inside = PER["activation"](self.src)
         is_known = axes == spread(shape, inside) or first in axes or shape[first] == 1
+        is_known &= len(shape) < 4 or axes != (1,)  # with its channels there, src has a factor for each
         if fn not in ("add", "sub", "mul") or not is_known:
             raise Unwritten(Reason(Why.BROADCAST, f"{name}: {self.graph.types[name]}"))
         along = inside if axes == spread(shape, inside) else tuple(sorted({*axes, first}))

@@ -208,11 +208,7 @@ class Rotary(Parted):
             )
 
     def output(self, src: TensorSpec) -> TensorSpec:
-        """The shape of src, in its order without gaps: heads that a projection left inside of queries stay.
-
-        Raises:
-            PlanError: as `split`.
-        """
+        """The shape of src, in its order without gaps: heads inside of queries stay there."""
         made, order = super().output(src), outermost_first(src.element_strides)
         if src.layout is not None:
             return made
