@@ -80,6 +80,10 @@ def _inner(
     """A graph of the operators that Inductor takes, compiled; it takes a list of tensors, and empties it."""
     with V.set_fake_mode(mode):
         joint_graph_passes(traced)  # Inductor's own, of which one makes random numbers its own
+    if is_inference:  # others are saved for the backward pass
+        output = next(iter(reversed(traced.graph.nodes)))
+        places = [place for place, each in enumerate(output.args[0]) if isinstance(each, fx.Node)]
+        output.meta["user_visible_output_idxs"] = places  # lie as torch's do: Inductor pads values of its own
     made: Callable[..., Any] = compile_fx_inner(traced, list(inputs), is_inference=is_inference)
     return made
 
