@@ -95,7 +95,7 @@ def test_a_block_of_a_model_is_rotations_and_attention(mask: Mask, dtype: torch.
 def test_a_mask_that_is_nearly_causal_is_read() -> None:
     src = torch.randn(2, 12, 32)
     module = fuseplan.torch.fuse(Block(nearly), src)
-    assert module.report.sites[-1].plan.endswith("mask_axes=st)")
+    assert "mask_axes=st" in module.report.sites[-1].plan
     close(module, src)
 
 
