@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -95,7 +96,8 @@ def fused(
     cut = _without(cut, Why.INDUCTOR, lambda site: not is_taken(site))
     if device.type == "cuda" and choose == "predicted":
         cut = _without(cut, Why.UNMEASURED, _is_slow_attention)
-    with _disable_current_modes():  # a compiler's: tensors without elements cannot be measured
+    # A compiler's mode: tensors without elements cannot be measured. Where there is none, imports of it wait.
+    with _disable_current_modes() if torch._C._len_torch_dispatch_stack() else nullcontext():
         cut = chosen(cut, framework(module, found, device, inputs), choose, is_built)
     writer = _Writer(module, found.makers, device)
     for site in cut.sites:

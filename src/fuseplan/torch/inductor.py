@@ -46,7 +46,7 @@ class Compiled(Eager):
         mode = FakeTensorMode()
         fakes = [mode.from_tensor(each) for each in given]
         with tracing(None):  # the graph that holds the site is being compiled
-            made = _inner(_lowered(module, fakes, mode), fakes, mode, is_inference=True)
+            made = _inner(_decomposed(module, fakes, mode), fakes, mode, is_inference=True)
         return lambda *tensors: made([*tensors])
 
 
@@ -92,10 +92,10 @@ def _traced(given: fx.GraphModule, fakes: Sequence[Any], device: torch.device, *
     """The graph with plans, in the operators that Inductor takes."""
     fusion = fused(given, device, **how)
     trace(lambda: report_of(fusion, device))
-    return _lowered(fusion.module, fakes, detect_fake_mode(fakes))
+    return _decomposed(fusion.module, fakes, detect_fake_mode(fakes))
 
 
-def _lowered(module: fx.GraphModule, inputs: Sequence[Any], mode: Any) -> fx.GraphModule:
+def _decomposed(module: fx.GraphModule, inputs: Sequence[Any], mode: Any) -> fx.GraphModule:
     """A graph in the operators that Inductor takes."""
     with mode, patch.object(mode, "allow_non_fake_inputs", True):  # folded weights have elements
         traced: fx.GraphModule = make_fx(module, decomposition_table=select_decomp_table())(*inputs)
