@@ -44,17 +44,17 @@ def faster(
         dryrun: nothing is compiled.
         with_plans: makes the graph with plans; is given the reason why Inductor has the graph, for reports.
     """
-    key = _key(given, inputs)
+    key, plain = _key(given, inputs), _copied(given)  # plans, and Inductor, write into the graph
     found = sites.KEPT.records().get(key)
     if dryrun:
         return with_plans(lost=_lost(found))
     if found is not None:
-        return compile_fx(_copied(given), inputs) if _lost(found) else with_plans()
+        return compile_fx(plain, inputs) if _lost(found) else with_plans()
     if choose == "predicted" or not _is_measurable(inputs):
         return with_plans()
     ours = with_plans()
     try:
-        own = compile_fx(_copied(given), inputs)
+        own = compile_fx(plain, inputs)
         found = _measured(key, {PLANS: ours, PEER: own}, inputs)
     except Exception as error:  # Inductor's, or no memory for the inputs once more: plans need neither
         warnings.warn(f"the whole graph is not measured: {problem_of(error)}", stacklevel=2)
@@ -89,7 +89,7 @@ def _lost(found: Measured | None) -> Reason | None:
 
 
 def _copied(given: fx.GraphModule) -> fx.GraphModule:
-    """The graph once more: Inductor writes into it."""
+    """The graph once more."""
     graph: fx.Graph = fx.Graph()
     graph.output(graph.graph_copy(given.graph, {}))
     made = fx.GraphModule(given, graph)
