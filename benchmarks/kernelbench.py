@@ -4,7 +4,8 @@
     python -m benchmarks.kernelbench --results benchmarks/results
 
 Each program runs as KernelBench runs it: f32 in torch's default precision, in training mode, without
-gradients, on inputs that are uniform in [0, 1). A program counts as right where its result is at most twice
+gradients, on inputs that are uniform in [0, 1). fuseplan chooses by measurement, which its first call of a
+program takes. A program counts as right where its result is at most twice
 as far from float64 as PyTorch's, eager or compiled, or within KernelBench's tolerance. Dropout draws other
 numbers in each run: such a program is checked with its dropout off. A program whose result is the same for
 other inputs is constant, and no part of the average.
@@ -21,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -28,13 +30,14 @@ from torch import nn
 from benchmarks.recorded import stamp
 from fuseplan.bench.results import append_json
 from fuseplan.measure.clock import GpuClock, HostClock
+from fuseplan.stores import sites
 from fuseplan.torch.dynamo import compile_graph
 
 PROGRAMS = Path(__file__).with_name("kernelbench_l2.json")
 TOLERANCE = 1e-4  # KernelBench's, absolute and relative
 BACKENDS: tuple[tuple[str, Any, dict[str, str]], ...] = (
     ("torch.compile", "inductor", {}),
-    ("fuseplan", compile_graph, {"rest": "inductor"}),
+    ("fuseplan", compile_graph, {"rest": "inductor", "choose": "measured"}),
 )
 NAMED = ("from", "parameter", "shape", "step", "value")  # arguments that are no keywords of torch's
 
@@ -179,11 +182,11 @@ def main() -> int:
 
 
 def compile_share(only: str, share: str, device: torch.device) -> None:
-    """Calls some of the programs once in each form."""
+    """Calls some of the programs once in each form; choices beside other processes' calls are not kept."""
     mine, processes = (int(number) for number in share.split("/"))
     for place, program in enumerate(programs(only)):
         if place % processes == mine:
-            with torch.no_grad():
+            with torch.no_grad(), patch.object(sites.KEPT, "keep"):
                 variants(program.to(device), torch.rand(program.shape, device=device))
             torch.cuda.empty_cache()
 

@@ -37,7 +37,7 @@ from fuseplan.ops.activation import (
     Softsign,
     Tanh,
 )
-from fuseplan.ops.affine import Add, BatchNorm, Bias, Mul, Prelu, Scale
+from fuseplan.ops.affine import Add, AddAlong, BatchNorm, Bias, Mul, MulAlong, Prelu, Scale
 from fuseplan.ops.conv import Conv1d, Conv2d, Conv3d
 from fuseplan.ops.dropout import Dropout
 from fuseplan.ops.embedding import Embedding
@@ -71,6 +71,7 @@ __all__ = [
     "Abs",
     "ActivationBackward",
     "Add",
+    "AddAlong",
     "ArgumentError",
     "Arguments",
     "AvgPool1d",
@@ -112,6 +113,7 @@ __all__ = [
     "MaxPool3d",
     "Mish",
     "Mul",
+    "MulAlong",
     "PlanError",
     "Power",
     "Prelu",

@@ -59,6 +59,7 @@ PLANS = (
     "f64[2x4x5x8, bshd of bhsd] -> relu -> attention(is_causal=True, window=3, softcap=1.5) -> bias",
     "f64[2x5x3x4, nhwc] -> batch_norm_training -> relu",
     "f64[4x9] -> gelu -> batch_norm_training(saved=False)",
+    "f64[2x4x5x8, bhsd] -> attention(key_heads=2, key_strides=(99, 8, 16, 1), value_strides=(320, 8, 64, 1))",
 )
 
 
@@ -299,6 +300,7 @@ def test_gradients_that_are_not_wanted_are_not_computed() -> None:
         ("f32[2x6x9x9] -> conv2d(4, kernel=3, padding=3)", 0),
         ("f32[8x16] -> bias -> cast(i8)", 1),
         ("f32[2x4x5x8, bhsd] -> relu -> attention(bias_axes=ht)", 1),
+        ("f32[2x4x5x8, bhsd] -> attention(is_causal=True, nan_unseen=True)", 0),
         ('f32[8x16] -> bias -> elementwise("round(x)")', 1),
     ],
 )

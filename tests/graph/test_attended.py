@@ -40,6 +40,7 @@ MASKED = "attention(keys=7, features=3, scale=0.25, bias_axes=bt)"
 FORMS = {
     "torch's export": ([], MASKED),
     "no mask": ([("softmax(w)", "softmax(s)"), ADDED], "attention(keys=7, features=3, scale=0.25)"),
+    "no guard": (BARE, MASKED.replace(")", ", nan_unseen=True)")),
     "no guard, no mask": (
         [("softmax(w)", "softmax(s)"), ADDED, *BARE],
         "attention(keys=7, features=3, scale=0.25)",
@@ -158,8 +159,9 @@ def test_constant_masks(is_guarded: bool) -> None:
         "attention(keys=7, features=3, scale=0.25, bias_axes=st)"
     ]
     drawn[0, 0, 2] = -np.inf
+    nan = "" if is_guarded else ", nan_unseen=True"
     made = check(graph_of(PLAIN, changes, m=drawn))
-    assert ("attention(keys=7, features=3, scale=0.25, bias_axes=st)" in made) == is_guarded
+    assert made == [f"attention(keys=7, features=3, scale=0.25, bias_axes=st{nan})"]
 
 
 def test_a_mask_that_hides_all_keys_gives_zeros() -> None:
@@ -168,8 +170,19 @@ def test_a_mask_that_hides_all_keys_gives_zeros() -> None:
     assert not Session(find(graph, threads=1))(inputs)["y"].any()
 
 
+def test_a_mask_that_hides_all_keys_of_a_query_gives_nan_without_a_guard() -> None:
+    graph = graph_of(PLAIN, BARE)
+    mask = np.zeros((2, 1, 1, 7), np.float32)
+    mask[0] = -np.inf
+    inputs = random_inputs(graph) | {"m": mask}
+    cut = find(graph, threads=1)
+    assert str(cut.sites[0].plan).partition(" -> ")[2] == MASKED.replace(")", ", nan_unseen=True)")
+    made, want = Session(cut)(inputs)["y"], graph.evaluate(inputs)["y"]
+    assert np.isnan(made[0]).all()
+    np.testing.assert_allclose(made, want, rtol=1e-5, atol=2e-5)
+
+
 LEFT = {
-    "a mask of which nothing is known": (BARE, Why.UNGUARDED),
     "weights are an output": ([("output y", "output y\noutput p")], Why.EXTERNAL_CONSUMER),
     "scores are an output": ([("output y", "output y\noutput s")], Why.EXTERNAL_CONSUMER),
     "values are scaled": (

@@ -124,6 +124,21 @@ d = map("a + b")(c, row)
 output d
 """
 
+ALONG = """
+input x: f32[3x5x8]
+input positions: f32[1x5x8]
+input rows: f32[3x5x1]
+input images: f32[3x1x16]
+constant table: f32[1x5x16]
+constant w: f32[16x8]
+a = map("b - a")(x, positions)
+n = layer_norm(affine=False)(a)
+b = linear(16)(n, w)
+c = map("a * b - c")(b, rows, table)
+d = map("a * b + c")(c, images, images)
+output d
+"""
+
 
 def texts(cut: Cut) -> list[str]:
     return [str(site.plan) for site in cut.sites]
@@ -154,9 +169,17 @@ def texts(cut: Cut) -> list[str]:
             ['f32[4x16] -> linear(16) -> bias -> elementwise("0.5 * (1 + erf(x / 1.4142135381698608)) * x")'],
         ),
         (NORM_IN_PIECES, ["f32[1x8x5x5] -> conv2d(8, kernel=3) -> bias"]),
+        (
+            ALONG,
+            [
+                "f32[3x5x8] -> add_along((1, 2), alpha1=-1) -> layer_norm(affine=False)",
+                "f32[3x5x8] -> linear(16) -> mul_along((0, 1)) -> add_along((1, 2), alpha2=-1)"
+                " -> mul_along((0, 2)) -> add_along((0, 2))",
+            ],
+        ),
         (FORMULAS, ["f32[2x3x4] -> add(alpha2=-1) -> leaky_relu(0.2) -> scale", "f32[2x3x4, bsc] -> bias"]),
     ],
-    ids=["bottleneck", "excite", "norm", "pre-norm", "gelu in pieces", "norm in pieces", "formulas"],
+    ids=["bottleneck", "excite", "norm", "pre-norm", "gelu", "norm in pieces", "along", "formulas"],
 )
 def test_plans_are_found_and_right(text: str, plans: list[str]) -> None:
     graph = graph_of(text)
@@ -234,7 +257,8 @@ def why(graph: Graph, name: str) -> Why:
         ("y = reduce('sum', axes=(1,))(x)", "y", Why.NO_PLAN),
         ("y = linear(4)(x, w)", "y", Why.WEIGHT_NOT_CONSTANT),
         ("y = map('a + 1')(v)", "y", Why.SHAPE),
-        ("y = map('a * b')(x, r)", "y", Why.BROADCAST),
+        ("y = map('a * b')(t, u)", "y", Why.BROADCAST),
+        ("y = map('a / b')(x, r)", "y", Why.BROADCAST),
         ("y = map('a + b')(c, r)", "y", Why.BROADCAST),
         ("y = map('a / b')(x, z)", "y", Why.FORMULA),
         ("y = reshape((3, 2))(i)\nq: i64[3x2] = onnx.Neg(y)", "q", Why.NOT_IN_TABLE),
@@ -246,6 +270,8 @@ input x: f32[2x3]
 input z: f32[2x3]
 input w: f32[4x3]
 input r: f32[2x1]
+input t: f32[2x3x4x5]
+input u: f32[1x1x4x1]
 input v: f32[3]
 input i: i64[2x3]
 constant c: f32[1x3]

@@ -95,7 +95,7 @@ def test_a_block_of_a_model_is_rotations_and_attention(mask: Mask, dtype: torch.
 def test_a_mask_that_is_nearly_causal_is_read() -> None:
     src = torch.randn(2, 12, 32)
     module = fuseplan.torch.fuse(Block(nearly), src)
-    assert module.report.sites[-1].plan.endswith("mask_axes=st)")
+    assert "mask_axes=st" in module.report.sites[-1].plan
     close(module, src)
 
 
@@ -143,7 +143,7 @@ def test_attention_that_is_written_out(is_masked: bool) -> None:
     texts = [str(site.plan) for site in fused.report.sites]
     want = copy.deepcopy(module).double()(src.double())
     torch.testing.assert_close(fused(src).double(), want, rtol=1e-5, atol=1e-5)
-    assert any("attention" in text for text in texts) != is_masked  # torch computes the mask in each call
+    assert any("attention" in text and ("nan_unseen" in text) == is_masked for text in texts)
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,28 @@ class Heads(nn.Module):  # type: ignore[misc]
         return made.transpose(1, 2).flatten(2)
 
 
+class Turned(nn.Module):  # type: ignore[misc]
+    """As a Llama's: queries of 4 heads, keys and values of 2, positions as angles of queries and keys."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(32, size, bias=False) for size in (32, 16, 16))
+        angles = torch.outer(torch.arange(12.0), torch.tensor([1.0, 0.1, 0.01, 0.001])).repeat(1, 2)
+        self.cos, self.sin = nn.Buffer(angles.cos()[None, None]), nn.Buffer(angles.sin()[None, None])
+
+    def turned(self, x: torch.Tensor) -> torch.Tensor:
+        halves = torch.cat((-x[..., 4:], x[..., :4]), -1)
+        return x * self.cos + halves * self.sin
+
+    def forward(self, src: torch.Tensor) -> torch.Tensor:
+        layers = (self.query, self.key, self.value)
+        query, key, value = (each(src).unflatten(2, (-1, 8)).transpose(1, 2) for each in layers)
+        made: torch.Tensor = functional.scaled_dot_product_attention(
+            self.turned(query), self.turned(key), value, enable_gqa=True
+        )
+        return made.transpose(1, 2).flatten(2)
+
+
 class Branches(nn.Module):  # type: ignore[misc]
     """Convolutions of 4 and 6 channels on one image, which others read."""
 
@@ -84,6 +106,33 @@ def test_projections_are_one_launch_for_open_rows_and_stay_apart_in_training() -
     close(module, compiled, src)
     with torch.no_grad():
         close(module, compiled, src)
+
+
+def test_grouped_heads_with_positions_are_ranges_of_one_launch() -> None:
+    """Attention reads the values where the product left them, inside of queries and keys."""
+    torch.manual_seed(0)
+    module, src = Turned(), torch.randn(3, 12, 32)
+    whole = fuseplan.torch.fuse(module, src)
+    assert [row.plan for row in whole.report.sites] == [
+        "f32[3x12x32] -> linear(64)",
+        "f32[3x4x12x8, strides=768:8:64:1 of bhsd] -> rotary(whole=True)",
+        "f32[3x2x12x8, strides=768:8:64:1 of bhsd] -> rotary(whole=True)",
+        "f32[3x4x12x8, bshc of bhsc] -> attention(key_heads=2, value_strides=(768, 8, 64, 1))",
+    ]
+    assert whole.report.launches.after == 4
+    with torch.no_grad():
+        close(module, whole, src)
+        close(module, torch.compile(module, backend="fuseplan"), src)
+    found, wanted = (
+        torch.autograd.grad(made(src).square().sum(), [*module.parameters()]) for made in (whole, module)
+    )
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    rows = torch.export.Dim("rows", min=2, max=64)
+    whole = fuseplan.torch.fuse(module, src, dynamic_shapes={"src": {0: rows}})
+    with torch.no_grad():
+        close(module, whole, src)
+        close(module, whole, torch.randn(5, 12, 32))
 
 
 def test_branches_are_checked_and_timed_beside_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,8 @@ PLANS = (
     "f16[70x40] -> matmul(72) -> elementwise('x * index(c)')",
     "bf16[200x64] -> matmul(136, transposed=True) -> bias -> gelu(approximate=tanh)",
     "f16[3x40x16] -> matmul(24, batched=True) -> bias",
+    "f16[70x40] -> matmul(72) -> mul_along((0,)) -> relu",
+    "f16[3x20x40] -> linear(72) -> bias -> mul_along((0, 1)) -> add_along((1, 2), alpha2=-1)",
     "f16[2x16x9x7, nhwc] -> conv2d(24, kernel=1) -> bias -> relu",
     "f16[2x24x9x7, nhwc] -> conv2d(40, kernel=3, padding=1) -> bias -> batch_norm -> add -> relu",
     "f16[3x16x11x10, nhwc] -> conv2d(64, kernel=(3, 2), stride=(2, 3), padding=2, dilation=(2, 1)) -> add"

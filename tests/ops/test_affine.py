@@ -9,7 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 
-from fuseplan.ops.affine import Add, BatchNorm, Bias, Prelu, Scale
+from fuseplan.errors import PlanError
+from fuseplan.ops.affine import Add, AddAlong, BatchNorm, Bias, MulAlong, Prelu, Scale
 from fuseplan.plans.plan import FusionPlan
 from strategies import random_operands, random_src
 
@@ -44,6 +45,24 @@ def test_add(shape: str) -> None:
     src, operands, x, given = drawn(plan := FusionPlan(f"f32[{shape}]", Add(), Add(0.5, -2)))
     expected = 0.5 * torch.add(x, given["other"]) - 2 * given["other_2"]
     np.testing.assert_allclose(plan.reference(src, operands), expected.numpy(), rtol=1e-15)
+
+
+@pytest.mark.parametrize("axes", [(0,), (1, 2), (-3, -1), (0, 1), (0, 1, 2)])
+def test_operands_with_some_axes(axes: tuple[int, ...]) -> None:
+    plan = FusionPlan("f32[2x5x3]", AddAlong(axes, alpha2=-2), MulAlong(axes))
+    src, operands, x, given = drawn(plan)
+    shape = [extent if {axis, axis - 3} & {*axes} else 1 for axis, extent in enumerate((2, 5, 3))]
+    expected = (x - 2 * given["other"].reshape(shape)) * given["other_2"].reshape(shape)
+    np.testing.assert_allclose(plan.reference(src, operands), expected.numpy(), rtol=1e-15)
+    assert FusionPlan.parse(str(plan)) == plan
+
+
+@pytest.mark.parametrize("axes", [(1,), (2,), (0, 3), (1, 0), (0, 0), (-4,)])
+def test_axes_without_the_first_are_all_others(axes: tuple[int, ...]) -> None:
+    with pytest.raises(PlanError, match=r"axes must be axes of src[\s\S]*the first among them, or all but"):
+        FusionPlan("f32[2x5x3]", AddAlong(axes))
+    with pytest.raises(PlanError, match="axes must be numbers of axes, at least one"):
+        MulAlong(())
 
 
 @pytest.mark.parametrize("epsilon", [1e-5, 0.1])

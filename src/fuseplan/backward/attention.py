@@ -18,6 +18,8 @@ from fuseplan.plans.step import Step
 @gradient.register
 def _(op: Attention, walk: Walk, step: Step, chain: Chain) -> Chain:
     """delta is the sum of gradient times output over a row; then key and value, and the queries."""
+    if op.nan_unseen:
+        raise refused(step, "the gradient of NaN, which queries without a key give")
     for each in walk.wanted(step):
         if each.name not in ("key", "value"):
             raise refused(step, f"the gradient of {each.key}")
@@ -31,7 +33,9 @@ def _(op: Attention, walk: Walk, step: Step, chain: Chain) -> Chain:
         "delta": walk.emit(products.then([Piece(Sum(-1))]), "delta"),
         "grad": grad.start,
     }
-    fields: dict[str, Any] = {name: each for name, each in op.attributes().items() if name != "return_lse"}
+    fields: dict[str, Any] = {
+        name: each for name, each in op.attributes().items() if name not in ("return_lse", "nan_unseen")
+    }
     back = AttentionGradient(**fields)
     query = Chain(walk.before(step), step.src)
     wanted = {each.name: each.key for each in walk.wanted(step)}

@@ -39,6 +39,11 @@ class OpenBoundPlan(BoundPlan):
         self._of = itemgetter(*self._axes)
         self._met: dict[Any, BoundPlan] = {}  # by the extent, or by several
 
+    @property
+    def lent(self) -> set[str]:
+        """As of a bound plan: operands without open axes that calls of all extents read where they lie."""
+        return self._shortest.lent
+
     @untraced
     def __call__(self, src: Any, out: Any = None, *bare: Any, **free: Any) -> Any:
         """Runs the kernel on as many elements as `src` has.

@@ -103,9 +103,9 @@ class BoundPlan:
         """The operands, and the results that are updated, that each call has to give."""
         return self._missing
 
-    def further(self, values: Mapping[str, Any]) -> BoundPlan:
+    def further(self, values: Mapping[str, Any], borrow: bool = False) -> BoundPlan:
         """The plan with operands bound besides, which are not packed: each call reads them where they lie."""
-        return BoundPlan(self._runner, values, base=self) if values else self
+        return BoundPlan(self._runner, values, borrow, base=self) if values else self
 
     @untraced
     def __call__(self, src: Any, out: Any = None, *bare: Any, **free: Any) -> Any:

@@ -72,8 +72,8 @@ def anchors(graph: Graph, node: Node) -> Iterator[Anchor] | Reason:
 
     The scores may be scaled, as a product or in its factors, a mask may be added, and a softmax that is NaN
     may be replaced by zeros, or be torch's safe one: NaN is that of a query that sees no key, for which
-    attention gives zeros. Key and value may be views of heads in any order, each of which several queries
-    read.
+    attention gives zeros, or NaN as well. Key and value may be views of heads in any order, each of which
+    several queries read.
 
     Nothing where the node is no product of a softmax; why there is none where it is.
     """
@@ -85,8 +85,7 @@ def anchors(graph: Graph, node: Node) -> Iterator[Anchor] | Reason:
     pieces = (*scores.nodes, *found, *result)
     dst = result[-1].outputs[0]
     is_guarded = any(isinstance(piece.op, Foreign) for piece in found)
-    if scores.mask and not is_guarded and not _is_seeing(graph, scores.mask):
-        return Reason(Why.UNGUARDED, scores.mask)
+    nan_unseen = bool(scores.mask) and not is_guarded and not _is_seeing(graph, scores.mask)
     outer = [
         name for piece in pieces for name in piece.outputs if name != dst and leaves(graph, name, pieces)
     ]
@@ -100,7 +99,8 @@ def anchors(graph: Graph, node: Node) -> Iterator[Anchor] | Reason:
     if factors[2].scale != 1:
         return Reason(Why.FORMULA, f"{told(node)} multiplies a value by {factors[2].scale}")
     try:
-        made = _attention(graph, [each.name for each in factors], scores.mask, scale, dst)
+        op = Attention(scale=scale, nan_unseen=nan_unseen)
+        made = _attention(graph, [each.name for each in factors], scores.mask, op, dst)
     except PlanError as error:
         return Reason(Why.REFUSED, error.what)
     first, _, last = (graph.types[each.name].shape or () for each in factors)
@@ -111,17 +111,17 @@ def anchors(graph: Graph, node: Node) -> Iterator[Anchor] | Reason:
     return ((each, layer, whole) for each, layer, _ in attention.anchors(graph, made))
 
 
-def _attention(graph: Graph, names: Sequence[str], mask: str, scale: float, dst: str) -> Node:
-    """The node of the operator of plans.
+def _attention(graph: Graph, names: Sequence[str], mask: str, op: Attention, dst: str) -> Node:
+    """The node of the operator of plans, whose scale is 0 where it is usual.
 
     Raises:
         PlanError: the tensors are not those of one attention, or the scale is not finite.
     """
     size = (graph.types[names[0]].shape or ())[3]
-    usual = math.isclose(scale, 1 / math.sqrt(size), rel_tol=EXACT)
+    usual = math.isclose(op.scale, 1 / math.sqrt(size), rel_tol=EXACT)
     reading = _Reading(graph)
     query, key, value = names
-    attention.attention(reading, (query, key, value), mask or None, Attention(scale=0.0 if usual else scale))
+    attention.attention(reading, (query, key, value), mask or None, replace(op, scale=0.0) if usual else op)
     return replace(reading.made[0], outputs=(dst,))
 
 

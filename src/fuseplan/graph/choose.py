@@ -18,6 +18,7 @@ from fuseplan.graph.cut import Cut, Site
 from fuseplan.graph.progress import Progress
 from fuseplan.graph.trial import Framework, measured, problem_of
 from fuseplan.graph.why import Reason, Why
+from fuseplan.kernels.target import Target
 from fuseplan.messages.excerpt import shown
 from fuseplan.stores import cache, sites
 from fuseplan.stores.sites import Key, Measured
@@ -67,14 +68,25 @@ def chosen(cut: Cut, framework: Framework, mode: Mode, is_built: bool = True) ->
     return replace(cut, sites=tuple(kept), left={**cut.left, **left}, reverted=gone)
 
 
+def left_whole(cut: Cut, reason: Reason) -> Cut:
+    """The cut without its plans: the framework has the whole graph, for one reason."""
+    left = {id(node): reason for site in cut.sites for node in site.nodes}
+    return replace(cut, sites=(), left={**cut.left, **left}, reverted=(*cut.reverted, *cut.sites))
+
+
 def key_of(site: Site, framework: Framework) -> Key:
     """What a choice for a site is stored by."""
-    target, accuracy = site.records.target, site.records.accuracy
     kinds = [node.origin.kind or node.op.word for node in site.nodes]
-    digest = hashlib.sha256("\n".join((str(site.plan), *kinds)).encode()).hexdigest()
+    told = "\n".join((str(site.plan), *kinds))
+    return key_on(site.records.target, told, framework.name, str(site.records.accuracy))
+
+
+def key_on(target: Target, told: str, framework: str, accuracy: str = "") -> Key:
+    """What a choice is stored by: for plans on a machine, instead of a framework, by a text of all else."""
+    digest = hashlib.sha256(told.encode()).hexdigest()
     toolchain = backend_of(target.backend).fingerprint() or ""
-    versions = f"{cache.fingerprint() or ''} {toolchain}, {framework.name}"
-    return Key(digest, str(accuracy), str(target), processor_of(target), versions)
+    versions = f"{cache.fingerprint() or ''} {toolchain}, {framework}"
+    return Key(digest, accuracy, str(target), processor_of(target), versions)
 
 
 def _built(site: Site) -> tuple[Site, Reason | None]:

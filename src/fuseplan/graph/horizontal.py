@@ -28,16 +28,18 @@ from fuseplan.language.tensor import TensorSpec
 from fuseplan.messages.quantities import seconds_text
 from fuseplan.op import Elementwise, Op
 from fuseplan.ops.activation import Identity
+from fuseplan.ops.attention import Attention
 from fuseplan.ops.conv import Conv
 from fuseplan.ops.matmul import Product
 from fuseplan.plans.plan import FusionPlan
 
+NEAR = 0.01  # of the time: estimates that are this close tell nothing, and one launch is less than several
 Decide = Callable[[FusionPlan], Records | Unsupported]
 DIFFERENT = Reason(Why.APART, "no other product has its operators, or its result lies in a joined value")
 
 
 def together(graph: Graph, sites: Sequence[Site], decide: Decide) -> tuple[list[Site], list[Attempt]]:
-    """The sites, where those that are one product of an input are joined if that takes less time; all tried.
+    """The sites, where those that are one product of an input are joined if that takes no longer; all tried.
 
     Their operators are the same but for the number of features, and their operands have an element a feature.
     Sites that read a result, or a view of it, read a range of the joined one where it lies: their plans have
@@ -126,7 +128,7 @@ class _Sites:
                 reason = found
                 break
             trial = self._tried(found, members)
-            if trial.gain > 0:
+            if trial.gain > -NEAR * sum(site.records.choice.seconds for site in members):
                 for site in members:
                     del self.sites[site.dst]
                 self.sites |= trial.sites
@@ -217,7 +219,7 @@ class _Sites:
             if site.src in lies:
                 strides = _strides(lies[site.src], src.shape)
                 src = TensorSpec(src.shape, src.dtype, strides=strides, names=src.names)
-            plan = FusionPlan(src, *site.plan.ops)
+            plan = FusionPlan(src, *(self._lying(op, site, src, lies) for op in site.plan.ops))
         except PlanError:
             return site.src
         before = {each.key: each.spec for each in site.plan.operands}
@@ -233,6 +235,26 @@ class _Sites:
         if isinstance(records, Unsupported) or (is_moved and site.into):
             return next(name for name in site.reads if name in lies)
         return replace(site, plan=plan, records=records, other=None)
+
+    def _lying(self, op: Op, site: Site, src: TensorSpec, lies: Mapping[str, Tensor]) -> Op:
+        """The operator; attention with the strides of a key and a value that do not lie as usual."""
+        if not isinstance(op, Attention):
+            return op
+        usual = replace(op, key_strides=(), value_strides=())
+        specs = {each.name: each.spec for each in usual.operands(src)}
+        for each in site.plan.operands:
+            name, spec = site.operands.get(each.key), specs.get(each.name)
+            if (
+                each.name not in ("key", "value")
+                or spec is None
+                or not isinstance(name, str)
+                or name not in lies
+            ):
+                continue
+            lying = _strides(lies[name], spec.shape)
+            if lying is not None and not same_strides(spec.shape, lying, spec.element_strides):
+                usual = replace(usual, **{f"{each.name}_strides": lying})  # type: ignore[arg-type]
+        return usual
 
     def _view(self, node: Node, lies: dict[str, Tensor]) -> float:
         """Adds a view of a value, or the copy where its elements do not lie so; the seconds of that."""

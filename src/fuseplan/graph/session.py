@@ -16,6 +16,7 @@ from fuseplan.graph.evaluate import check_inputs
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.memory import arena, plan
 from fuseplan.graph.op import Tensor
+from fuseplan.graph.packed import Packs
 from fuseplan.graph.place import Call, Compute, Copy, Held, Launch, Placed, Step, made_by, place
 from fuseplan.graph.schedule import Unit, schedule
 from fuseplan.graph.type import type_of
@@ -47,6 +48,7 @@ class Session:
         cut: the cut graph.
         libraries: what runs the operators of other libraries, by the library's word.
         release: called when constants were packed: they are not needed for long.
+        packs: what other sessions have packed, of plans that serve every batch.
 
     Any number of threads may call; one runs at a time, since all runs use the same memory.
     """
@@ -56,8 +58,10 @@ class Session:
         cut: Cut,
         libraries: Mapping[str, Library] | None = None,
         release: Callable[[], object] = lambda: None,
+        packs: Packs | None = None,
     ) -> None:
         self.cut, self._libraries, self._release = cut, libraries or {}, release
+        self._packs = packs or Packs()
         self.units = schedule(cut)
         self.placement = place(cut, self.units)
         self.arena_bytes = plan(self.placement.buffers)
@@ -145,13 +149,18 @@ class Session:
 
     def _launch(self, step: Launch) -> Action:
         bound = {key: each.array(self._memory) for key, each in step.bound.items()}
-        bound |= {key: aligned(each) for key, each in step.site.operands.items() if not names_in(each)}
+        constants = {key: each for key, each in step.site.operands.items() if not names_in(each)}
         shapes = {each.key: each.shape for each in step.site.plan.operands}
         lent = {key: self._lying(each, shapes[key]) for key, each in step.given.items()}
         bound |= {key: each for key, each in lent.items() if each is not None}
-        call = self._compiled(step.site).borrow(bound)
-        if isinstance(call, OpenBoundPlan):
-            call = call.at(step.site.plan.src.shape[:1])
+        compiled = self._compiled(step.site)
+        if compiled.plan.is_open:
+            call = self._packs.bound(compiled, constants)
+            assert isinstance(call, OpenBoundPlan)  # of such a plan
+            call = call.at(step.site.plan.src.shape[:1]).further(bound, borrow=True)
+        else:
+            bound |= {key: aligned(each) for key, each in constants.items()}
+            call = compiled.borrow(bound)
         self._lent += [bound[key] for key in call.lent & bound.keys()]
         self._release()
         src, dst = step.src.array(self._memory), step.dst.array(self._memory)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -67,6 +68,18 @@ class Framework(Protocol):
         """
 
 
+@runtime_checkable
+class Wide(Protocol):
+    """A framework that computes in float64 where the tensors are: on a GPU, where NumPy takes seconds."""
+
+    def exact(self, site: Site, values: Mapping[str, Tensor]) -> Sequence[Tensor]:
+        """The site's results by the framework's own operators on tensors in float64.
+
+        Raises:
+            Exception: the operators cannot be run so.
+        """
+
+
 @dataclass
 class _Found:
     """What has been met at a site: plans that are right, the errors of all, and the first problem."""
@@ -99,7 +112,7 @@ def measured(
     try:
         device, clock = machine_of(site.records.target.device)
         values = _values(graph, site, device, example)
-        want = meaning(graph, site, values)
+        want = _want(graph, site, framework, values)
     except Exception as error:  # a failure of one site never fails the model
         said = f"not measured: {problem_of(error)}"
         return Measured(
@@ -160,6 +173,14 @@ def meaning(graph: Graph, site: Site, values: Mapping[str, Tensor]) -> Any:
     return site.whole([made[name] for name in site.results])
 
 
+def _want(graph: Graph, site: Site, framework: Framework, values: Mapping[str, Tensor]) -> Any:
+    """The site's value in float64, where the tensors are; in host memory where the framework has none."""
+    if isinstance(framework, Wide) and is_torch(values[site.src]) and not site.ranges:
+        with contextlib.suppress(Exception):  # `meaning` tells the same
+            return site.whole(framework.exact(site, values))
+    return meaning(graph, site, values)
+
+
 def wide(tensor: Tensor, dtype: str | None = None) -> Any:
     """A tensor's elements in float64, in host memory."""
     made = exact(tensor, dtype)
@@ -207,7 +228,9 @@ def _other(site: Site) -> list[Site]:
 def _own(site: Site, framework: Framework, values: Mapping[str, Tensor], want: Any) -> _Peer:
     try:
         call = framework.own(site, values)
-        return _Peer({framework.name: call}, _error(site.whole([wide(each) for each in call()]), want))
+        return _Peer(
+            {framework.name: call}, _error(site.whole([_beside(each, want) for each in call()]), want)
+        )
     except Exception as error:  # of another library, of any kind
         return _Peer({}, said=f"{framework.name} was not run: {problem_of(error)}")
 
@@ -221,7 +244,7 @@ def _checked(
         name = str(form.plan)
         try:
             call = framework.fused(form, values)
-            error = _error(wide(call()), want)
+            error = _error(_beside(call(), want), want)
         except Exception as failed:  # a failure of one site never fails the model
             found.problem = found.problem or Reason(Why.FAILED, problem_of(failed))
             continue
@@ -237,7 +260,13 @@ def _checked(
 
 def _error(made: Any, want: Any) -> float:
     """The largest distance of a result from float64, over the largest value."""
-    return data.deviation(made, want.reshape(made.shape)) if made.size == want.size else math.inf
+    is_like = math.prod(made.shape) == math.prod(want.shape)
+    return data.deviation(made, want.reshape(made.shape)) if is_like else math.inf
+
+
+def _beside(made: Tensor, want: Any) -> Any:
+    """A result in float64, where the one that is right is."""
+    return exact(made) if is_torch(want) else wide(made)
 
 
 def _finite(error: float | None) -> float | None:

@@ -33,17 +33,12 @@ class Why(Catalogue):
         "Reshape the input of the operator",
     )
     BROADCAST = (
-        "an operand of a plan has an element a channel, an element for each of src's, or one for all",
+        "an operand of a plan has the first axis and any others, all but the first, the channels', or none",
         "Expand it to the shape of the other input",
     )
     FORMULA = (
         "no run of a plan's operators computes this formula of several tensors",
         "Write it as a sum or product of two tensors, and functions of one",
-    )
-    UNGUARDED = (
-        "a softmax of a query that sees no key is NaN, attention gives 0, and this mask may hide all keys",
-        "Put zeros in the place of NaN behind the softmax, make the mask a constant, or choose it between "
-        "finite numbers; torch's scaled_dot_product_attention gives zeros itself",
     )
     EXTERNAL_CONSUMER = (
         "another operator reads the value",

@@ -17,11 +17,12 @@ from fuseplan.graph.op import Tensor
 from fuseplan.graph.region import OUTSIDE, Region, X
 from fuseplan.graph.rules import Holes, Rule
 from fuseplan.graph.why import Reason, Why
+from fuseplan.language.declarations import PER
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.op import Elementwise, Op
 from fuseplan.ops import BY_NAME
 from fuseplan.ops.activation import ACTIVATIONS
-from fuseplan.ops.affine import Add, BatchNorm, Bias, Scale
+from fuseplan.ops.affine import Add, AddAlong, BatchNorm, Bias, MulAlong, Scale
 from fuseplan.ops.expression import Expression
 from fuseplan.ops.matmul import Product
 from fuseplan.scalar import REBUILD, Scalar, const, fold, leaf, leaves_of, text
@@ -70,6 +71,10 @@ def _scaled(weight: Tensor, factor: Tensor) -> Tensor:
     return np.multiply(weight, spread, out=made, casting="same_kind")  # in float64, rounded once
 
 
+def _concatenated(arrays: tuple[Any, ...], axis: int) -> Tensor:
+    return np.concatenate([*map(np.asarray, arrays)], axis)
+
+
 @dataclass(frozen=True)
 class Joined:
     """Values one behind the other along an axis: weights or biases of products that are one product."""
@@ -98,7 +103,7 @@ def joined(graph: Graph, parts: Sequence[Bound], axis: int) -> Bound | None:
         return Joined(names, axis)
     shape = list(arrays[0].shape)
     shape[axis] = sum(each.shape[axis] for each in arrays)
-    return Late(arrays[0].dtype, tuple(shape), lambda: np.concatenate([*map(np.asarray, arrays)], axis))
+    return Late(arrays[0].dtype, tuple(shape), partial(_concatenated, tuple(arrays), axis))
 
 
 def aligned(constant: Any) -> Tensor:
@@ -222,12 +227,28 @@ class _Writer:
         if axes == self.whole and constant is None:
             return self._elements(fn, name, is_left)
         if axes not in (self._channel, ()):
-            raise Unwritten(Reason(Why.BROADCAST, f"{name}: {self.graph.types[name]}"))
+            return self._along(fn, name, axes, is_left)
         if constant is not None:
             return self._constants(fn, constant, is_left)
         if fn in ("add", "mul") and axes == self._channel:
             return Stage(Bias(), {"bias": name}) if fn == "add" else Stage(Scale(), {"scale": name})
         raise Unwritten(Reason(Why.FORMULA, f"{fn} of {name}, which is one element a channel"))
+
+    def _along(self, fn: str, name: str, axes: Axes, is_left: bool) -> Stage:
+        """x with a value that has the first axis and others, or all but the first."""
+        shape, first = self.src.shape, self.src.canonical_order[0]
+        inside = PER["activation"](self.src)
+        is_known = axes == spread(shape, inside) or first in axes or shape[first] == 1
+        is_known &= len(shape) < 4 or axes != (1,)  # with its channels there, src has a factor for each
+        if fn not in ("add", "sub", "mul") or not is_known:
+            raise Unwritten(Reason(Why.BROADCAST, f"{name}: {self.graph.types[name]}"))
+        along = inside if axes == spread(shape, inside) else tuple(sorted({*axes, first}))
+        constant = self.graph.constants.get(name)
+        value = name if constant is None else constant.reshape([shape[axis] for axis in along])
+        if fn == "mul":
+            return Stage(MulAlong(along), {"other": value})
+        signs = {"alpha2" if is_left else "alpha1": -1.0} if fn == "sub" else {}
+        return Stage(AddAlong(along, **signs), {"other": value})
 
     def _elements(self, fn: str, name: str, is_left: bool) -> Stage:
         """x with a value of its shape."""

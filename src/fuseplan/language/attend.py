@@ -39,6 +39,7 @@ class Attend:
         bias_axes, mask_axes: the axes among b, h, s, t of what is added to the scores, and of a mask that is
             true where a query sees a key; "" for none.
         is_padded: each image has a length, and no query sees the keys from there on.
+        nan_unseen: the result of a query that sees no key is NaN, as its softmax is, not 0.
     """
 
     batch: int
@@ -56,6 +57,7 @@ class Attend:
     bias_axes: str
     mask_axes: str
     is_padded: bool
+    nan_unseen: bool = False
 
     @property
     def text(self) -> str:
@@ -73,6 +75,7 @@ class Attend:
             (f"bias={self.bias_axes}", self.bias_axes),
             (f"mask={self.mask_axes}", self.mask_axes),
             ("lengths", self.is_padded),
+            ("nan_unseen", self.nan_unseen),
         )
         return " ".join([line, *(words for words, applies in unusual if applies)])
 
@@ -143,7 +146,8 @@ class Attend:
             top = where(top == -inf, 0.0, top)
             weights = by.table["exp"](scores - top)
             total = weights.sum(1)[:, None]
-            dst[batch, head, rows] = weights @ value / where(total == 0, 1.0, total)
+            divisor = total if self.nan_unseen else where(total == 0, 1.0, total)
+            dst[batch, head, rows] = weights @ value / divisor
             sums[batch, head, rows] = (by.table["log"](total) + top)[:, 0]
         return dst, sums
 

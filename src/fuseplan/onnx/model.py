@@ -17,6 +17,7 @@ from fuseplan.execution.stages import decide
 from fuseplan.graph.choose import checked_mode
 from fuseplan.graph.cut import Cut
 from fuseplan.graph.opened import OpenKernels
+from fuseplan.graph.packed import Packs
 from fuseplan.graph.place import Call, place
 from fuseplan.graph.rules import Rule
 from fuseplan.graph.schedule import schedule
@@ -58,10 +59,11 @@ class Prepared:
         how: How,
         example: Mapping[str, Any],
         kernels: OpenKernels,
+        packs: Packs,
     ) -> None:
         self.model, cut = cut_of(proto, types, how, example=example, opened=kernels.serve)
         self.library = Onnx(proto, how.target.threads)
-        self.session = Session(cut, {LIBRARY: self.library}, release)
+        self.session = Session(cut, {LIBRARY: self.library}, release, packs)
         release()
 
 
@@ -84,6 +86,7 @@ class OnnxModel:
         self._prepared: OrderedDict[tuple[Type, ...], Prepared] = OrderedDict()
         self._guard = Lock()
         self._kernels: OpenKernels | None = None
+        self._packs = Packs()
         self.inputs = input_types(self._proto)
         self._dims = _dims(*(input_types(self._proto, extent) for extent in (1, 2)))
         self.outputs = tuple(each.name for each in self._proto.graph.output)
@@ -128,7 +131,8 @@ class OnnxModel:
         with self._guard:
             prepared = self._prepared.pop(key, None)
             if prepared is None:
-                prepared = Prepared(self._proto, found, self._how, example, self._opened(found))
+                opened = self._opened(found)
+                prepared = Prepared(self._proto, found, self._how, example, opened, self._packs)
             self._prepared[key] = prepared
             while len(self._prepared) > limits.SHAPES_KEPT:
                 self._prepared.popitem(last=False)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fuseplan.language.declarations import operand, parameter, word
+from fuseplan.language.declarations import PER, Along, operand, parameter, word
+from fuseplan.language.extents import is_integer
+from fuseplan.language.fields import refused
 from fuseplan.language.tensor import TensorSpec
+from fuseplan.messages.excerpt import shown
 from fuseplan.op import Elementwise, Op, operator
 from fuseplan.scalar import Scalar, sqrt, where
 
@@ -174,4 +177,78 @@ class Prelu(Elementwise):
         yield "f32[2x5x3x7, nhwc]", cls(shared=True)
 
 
-AFFINE = (Bias, Scale, Add, Mul, BatchNorm, Prelu)
+def _along(op: Spread, src: TensorSpec) -> str | Along:
+    """All axes but the first are a word of `PER`."""
+    found = tuple(axis for axis in op.numbered(src) if axis < src.rank)
+    is_word = found == PER["activation"](src)
+    return "activation" if is_word else Along(found, tuple(src.shape[axis] for axis in found))
+
+
+class Spread(Elementwise):
+    """An operator with an operand that has some axes of src; along the others it is the same."""
+
+    axes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        axes = self.axes if isinstance(self.axes, tuple | list) else (self.axes,)
+        if not axes or not all(map(is_integer, axes)):
+            raise refused(self.name, "axes", "must be numbers of axes, at least one", got=shown(self.axes))
+        self._set("axes", tuple(map(int, axes)))
+
+    def numbered(self, src: TensorSpec) -> tuple[int, ...]:
+        """The axes, none from the end."""
+        return tuple(axis + src.rank * (axis < 0) for axis in self.axes)
+
+    def output(self, src: TensorSpec) -> TensorSpec:
+        """As of every elementwise operator; a PlanError where kernels have no places for the axes."""
+        found, ahead = self.numbered(src), src.canonical_order[:1]
+        is_known = set(found) <= set(range(src.rank)) and found == tuple(sorted(set(found)))
+        if not is_known or not ({*ahead} <= {*found} or found == PER["activation"](src)):
+            got, want = f"{self.axes} of {src}", "in order, the first among them, or all but the first"
+            raise refused(self.name, "axes", "must be axes of src", got=got, want=want)
+        return super().output(src)
+
+    @classmethod
+    def samples(cls) -> Iterator[tuple[str, Op]]:
+        """Axes in front, behind, and apart."""
+        yield "f32[3x5]", cls((0,))  # type: ignore[call-arg]
+        yield "f32[2x3x7]", cls((-2, -1))  # type: ignore[call-arg]
+        yield "f32[2x3x7]", cls((0, 2))  # type: ignore[call-arg]
+        yield "f32[2x5x3x7, nhwc]", cls((0, 1))  # type: ignore[call-arg]
+
+
+@operator
+class AddAlong(Spread):
+    """alpha1 * x + alpha2 * other
+
+    other: src's extents along `axes`, which are the first and any others, or all but the first:
+    `f32[8x512x768] -> add_along((1, 2))` adds what all images share.
+    """
+
+    axes: tuple[int, ...]
+    other = operand(_along)
+    alpha1: float = parameter(default=1.0)
+    alpha2: float = parameter(default=1.0)
+
+    def apply(self, x: Scalar, other: Scalar, alpha1: Scalar, alpha2: Scalar) -> Scalar:
+        """The formula."""
+        return alpha1 * x + alpha2 * other
+
+
+@operator
+class MulAlong(Spread):
+    """x * other
+
+    other: as of add_along: `f32[8x512x768] -> mul_along((0, 1))` has a factor for each row.
+    """
+
+    axes: tuple[int, ...]
+    other = operand(_along)
+
+    def apply(self, x: Scalar, other: Scalar) -> Scalar:
+        """The formula."""
+        return x * other
+
+
+AFFINE = (Bias, Scale, Add, Mul, BatchNorm, Prelu, AddAlong, MulAlong)

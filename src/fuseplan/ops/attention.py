@@ -28,8 +28,8 @@ class Attending(Op):
     kind = "attention"
     reads = "rows"
 
-    key = operand(lambda op, src: Beside(op.lying(src, op.attend(src).size)))
-    value = operand(lambda op, src: Beside(op.lying(src, op.attend(src).features)))
+    key = operand(lambda op, src: Beside(op.lying(src, op.attend(src).size, op.key_strides)))
+    value = operand(lambda op, src: Beside(op.lying(src, op.attend(src).features, op.value_strides)))
     bias = operand(lambda op, src: Beside(op.along(src, op.bias_axes, src.dtype)), when="bias_axes")
     mask = operand(lambda op, src: Beside(op.along(src, op.mask_axes, "bool")), when="mask_axes")
     lengths = operand(lambda op, src: Beside(op.along(src, "b", "i32")), when="is_padded")
@@ -44,9 +44,17 @@ class Attending(Op):
     bias_axes: str = ""
     mask_axes: str = ""
     is_padded: bool = False
+    key_strides: tuple[int, ...] = ()
+    value_strides: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name in ("key_strides", "value_strides"):
+            steps = getattr(self, name)
+            is_list = isinstance(steps, tuple | list) and len(steps) in (0, 4)
+            if not is_list or not all(is_integer(each) and each > 0 for each in steps):
+                raise refused(self.name, name, "must be elements between neighbours along b, h, t and d")
+            self._set(name, tuple(map(int, steps)))
         for name in (*COUNTS, "offset"):
             value, least = getattr(self, name), 0 if name in COUNTS else 1 - 2**31
             if not is_integer(value) or not least <= value < 2**31:
@@ -82,7 +90,7 @@ class Attending(Op):
         return Attend(
             batch, heads, queries, size, key_heads, self.keys or queries, self.features or size,
             self.scale or 1 / sqrt(size), self.softcap, self.is_causal, self.window, self.offset,
-            self.bias_axes, self.mask_axes, self.is_padded,
+            self.bias_axes, self.mask_axes, self.is_padded, getattr(self, "nan_unseen", False),
         )  # fmt: skip
 
     def along(self, src: TensorSpec, axes: str, dtype: str) -> Dense:
@@ -90,10 +98,17 @@ class Attending(Op):
         known = self.attend(src).extents
         return Dense(tuple(known[axis] for axis in axes), dtype)
 
-    def lying(self, src: TensorSpec, size: int) -> TensorSpec:
-        """How key and value lie: as src, or without gaps in its order."""
+    def lying(self, src: TensorSpec, size: int, strides: tuple[int, ...] = ()) -> TensorSpec:
+        """How key or value lies: with the strides, else as src, or without gaps in its order.
+
+        Raises:
+            PlanError: as `attend`; or elements share memory with these strides.
+        """
         made = self.attend(src)
-        return _like(src, (made.batch, made.key_heads, made.keys, size))
+        shape = (made.batch, made.key_heads, made.keys, size)
+        if not strides:
+            return _like(src, shape)
+        return TensorSpec(shape, src.dtype, strides=strides, names=src.names)
 
     @abstractmethod
     def centre(self, src: TensorSpec) -> Attend | AttendGradient:
@@ -116,8 +131,10 @@ class Attention(Attending):
     As torch.nn.functional.scaled_dot_product_attention. src has the logical axes b, h, s and d: images,
     heads, queries and the elements of a head; `bshd of bhsd` has the heads inside of the queries. key is (b,
     key_heads, keys, d), value (b, key_heads, keys, features), dst (b, h, s, features). They lie in the order
-    of src: with its strides where they have its shape, else without gaps. Of the heads h, h // key_heads
-    neighbours read one head of key and value (torch's enable_gqa). A query that sees no key gives zeros.
+    of src: with its strides where they have its shape, else without gaps. Where `key_strides` or
+    `value_strides` are told, key or value lies so: a range of a product that makes all three. Of the heads
+    h, h // key_heads neighbours read one head of key and value (torch's enable_gqa). A query that sees no key
+    gives zeros.
 
     Attributes of 0 are as usual: as many `keys`, `key_heads` and `features` as src has, a `scale` of
     1 / sqrt(d), no `softcap`, and no `window`.
@@ -130,7 +147,8 @@ class Attention(Attending):
     `softcap` bounds the scores: softcap * tanh(score / softcap). After it, `bias` is added; `bias_axes` are
     its axes, of b, h, s, t (t are the keys): `hst` is one for all images. `mask`, with `mask_axes`, is true
     where a query sees a key. With `return_lse` the plan gives `lse` (b, h, s): the logarithm of each sum of
-    exponentials, in the compute dtype; minus infinity where no key is seen.
+    exponentials, in the compute dtype; minus infinity where no key is seen. With `nan_unseen` the result of
+    a query that sees no key is NaN, as a softmax of nothing but minus infinity.
     """
 
     torch = "scaled_dot_product_attention"
@@ -138,6 +156,7 @@ class Attention(Attending):
 
     lse = result("row", when="return_lse")
     return_lse: bool = False
+    nan_unseen: bool = False
 
     def centre(self, src: TensorSpec) -> Attend:
         """The record of attention."""
@@ -165,6 +184,8 @@ class Attention(Attending):
         yield "f32[1x4x19x8, bshd of bhsd]", cls(keys=23, key_heads=2, features=5, offset=4, window=6)
         yield "f32[2x2x3x16, bhsd]", cls(keys=9, softcap=1.5, bias_axes="hst", mask_axes="bt")
         yield "f32[3x2x1x8, bhsd]", cls(keys=40, key_heads=1, is_padded=True, scale=0.5)
+        yield "f32[2x3x5x8, bhsd]", cls(keys=4, mask_axes="bt", nan_unseen=True)
+        yield "f32[2x4x5x8, bshd of bhsd]", cls(key_heads=2, value_strides=(320, 8, 64, 1))
 
 
 def _delta(op: Attending, src: TensorSpec) -> Beside:

@@ -10,8 +10,9 @@ from typing import Any, ClassVar
 from fuseplan.errors import PlanError
 from fuseplan.language.declarations import Along, Array, inner, operand, word
 from fuseplan.language.derivative import derivative, times
-from fuseplan.language.extents import is_integer
+from fuseplan.language.extents import is_integer, outermost_first
 from fuseplan.language.fields import one_of, refused
+from fuseplan.language.layouts import dense
 from fuseplan.language.parts import Split, part
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.op import Elementwise, Given, Op, operator
@@ -201,6 +202,13 @@ class Rotary(Parted):
             raise refused(
                 self.name, "whole", problem, got=f"dims={self.dims}, interleaved={self.interleaved}"
             )
+
+    def output(self, src: TensorSpec) -> TensorSpec:
+        """The shape of src, in its order without gaps: heads inside of queries stay there."""
+        made, order = super().output(src), outermost_first(src.element_strides)
+        if src.layout is not None:
+            return made
+        return TensorSpec(src.shape, src.dtype, strides=dense(src.shape, order), names=src.names)
 
     def dimensions(self, src: TensorSpec) -> int:
         """Elements that are turned."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import fx
+from torch.utils._python_dispatch import _disable_current_modes
 
 from fuseplan.graph.choose import Mode, chosen
 from fuseplan.graph.cut import Cut, Site
@@ -65,6 +67,7 @@ def fused(
     rules: Sequence[Rule] = (),
     joins: bool = False,
     ranges: bool = True,
+    framework: type[Eager] = Eager,
 ) -> Fusion:
     """Cuts a graph of functional ATen operators, whose nodes have `val`, and puts plans into a copy.
 
@@ -79,6 +82,7 @@ def fused(
         rules: of the caller.
         joins: plans may write into the values that join their results, where calls give them the memory.
         ranges: plans may compute several products of an input: their weights are joined whenever one changes.
+        framework: what computes the operators that no plan does.
     """
     example, other = points(given) if opens else (given, None)
     module, found, cut = _found(example, device, rules, joins, ranges)
@@ -92,7 +96,9 @@ def fused(
     cut = _without(cut, Why.INDUCTOR, lambda site: not is_taken(site))
     if device.type == "cuda" and choose == "predicted":
         cut = _without(cut, Why.UNMEASURED, _is_slow_attention)
-    cut = chosen(cut, Eager(module, found, device, inputs), choose, is_built)
+    # A compiler's mode: tensors without elements cannot be measured. Where there is none, imports of it wait.
+    with _disable_current_modes() if torch._C._len_torch_dispatch_stack() else nullcontext():
+        cut = chosen(cut, framework(module, found, device, inputs), choose, is_built)
     writer = _Writer(module, found.makers, device)
     for site in cut.sites:
         writer.write(site, opened[site.dst])
@@ -271,7 +277,8 @@ class _Writer:
     def _is_lain(self, node: fx.Node, spec: TensorSpec) -> bool:
         """Whether the value is known to lie as a plan has it; calls may give inputs in any order."""
         order = tuple(_by_stride(spec.element_strides))
-        return order in (node.meta.get(ORDER), node.args[1] if node.target is laid_out else None)
+        known = node.meta.get(ORDER), node.args[1] if node.target is laid_out else None
+        return not spec.is_dense or order in known  # ranges are of plans' results
 
     def _lain(self, node: fx.Node, spec: TensorSpec | Dense) -> fx.Node:
         """The value with its axes in memory in the order that a plan has them in; a range as it lies."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, get_args, get_type_hints
 
@@ -14,8 +14,9 @@ from torch._functorch.aot_autograd import make_boxed_func
 from torch._guards import TracingContext
 
 from fuseplan.errors import ArgumentError
-from fuseplan.graph.choose import Mode
+from fuseplan.graph.choose import Mode, left_whole
 from fuseplan.graph.rules import Rule
+from fuseplan.graph.why import Reason
 from fuseplan.torch.arenas import Arenas
 from fuseplan.torch.cutting import fused
 from fuseplan.torch.intact import keep_attention, restore_attention
@@ -45,37 +46,38 @@ class Options:
             raise ArgumentError(
                 f"the backend fuseplan has the options {told}, rules=[...]; got {dict(given)}"
             )
-        made = cls(**given)
-        if made.rest == "inductor" and made.choose == "measured":
-            raise ArgumentError(
-                "choose='measured' times plans beside torch's own operators: leave `rest` out"
-            )
-        return made
+        return cls(**given)
 
 
 def _compiled(
-    given: fx.GraphModule, inputs: Sequence[Any], options: Options, is_inference: bool = False
+    given: fx.GraphModule,
+    inputs: Sequence[Any],
+    options: Options,
+    example: Sequence[Any],
+    lost: Reason | None,
+    is_inference: bool = False,
 ) -> Callable[..., Any]:
     """The graph with plans; as it is where its tensors lie on several devices, or on one without plans."""
     restore_attention(given)
-    devices = {each.device for each in inputs if isinstance(each, torch.Tensor)}
-    device = devices.pop() if len(devices) == 1 else None
-    is_known = device is not None and device.type in ("cpu", "cuda")
-    if not is_known or device is None:
+    device = device_of(inputs)
+    if device is None:
         return _boxed(given.forward)
     if is_inference:  # a backward pass is given the mask that the forward pass was
         simplify_masks(given.graph)
         given.recompile()
-    if options.dryrun:
-        made = fused(given, device, is_built=False, rules=options.rules, ranges=is_inference)
-        print(report_of(made, device))
-        return _boxed(given.forward)
+    how: dict[str, Any] = {"choose": options.choose, "rules": options.rules, "ranges": is_inference}
+    how["inputs"] = example if _is_like(example, inputs) else ()
     if options.rest == "inductor":
         from fuseplan.torch import inductor
 
-        return inductor.compiled(given, inputs, device, options.rules, is_inference=is_inference)
+        how |= inductor.HOW
+    if options.dryrun:
+        made = fused(given, device, is_built=False, **{**how, "choose": "predicted"})
+        print(report_of(replace(made, cut=left_whole(made.cut, lost)) if lost else made, device))
+        return _boxed(given.forward)
+    if options.rest == "inductor":
+        return inductor.compiled(given, inputs, device, is_inference=is_inference, **how)
     own = _own(given) if is_inference else []
-    how: dict[str, Any] = {"choose": options.choose, "rules": options.rules, "ranges": is_inference}
     made = fused(given, device, joins=bool(own) and device.type == "cpu", **how)
     trace(lambda: report_of(made, device))
     return _planned(made.module, own, device) if own else _boxed(made.module.forward)
@@ -105,6 +107,24 @@ def _planned(module: fx.GraphModule, own: Sequence[int], device: torch.device) -
     return _boxed(call)
 
 
+def device_of(tensors: Sequence[Any]) -> torch.device | None:
+    """The one device of tensors, where plans run on it."""
+    devices = {each.device for each in tensors if isinstance(each, torch.Tensor)}
+    device = devices.pop() if len(devices) == 1 else None
+    return device if device is not None and device.type in ("cpu", "cuda") else None
+
+
+def _is_like(example: Sequence[Any], inputs: Sequence[Any]) -> bool:
+    """Whether the tensors of a call are those that a graph takes: a backward pass takes others."""
+    return len(example) == len(inputs) and all(
+        isinstance(one, torch.Tensor)
+        and isinstance(other, torch.Tensor)
+        and (one.dtype, one.device, one.stride()) == (other.dtype, other.device, other.stride())
+        and one.shape == other.shape
+        for one, other in zip(example, inputs, strict=True)
+    )
+
+
 def _boxed(function: Callable[..., Any]) -> Callable[..., Any]:
     boxed: Callable[..., Any] = make_boxed_func(function)
     return boxed
@@ -126,8 +146,10 @@ def compile_graph(
         inputs: tensors like those of its calls.
         options: `rest` names what computes the operators that no plan does: `torch`, its operators one by one
             (the default), or `inductor`, which also computes plans without weights. `choose` is that of
-            `fuseplan.torch.fuse`. `dryrun=True` prints the report on each graph; nothing is compiled, and
-            torch runs the graph. `rules` is what `fuseplan.rule` made.
+            `fuseplan.torch.fuse`; beside Inductor, a site is timed beside the kernels that Inductor makes of
+            its operators, and then the graph beside Inductor's own of the whole graph. `dryrun=True` prints
+            the report on each graph; nothing is compiled, and torch runs the graph. `rules` is what
+            `fuseplan.rule` made.
         mode: refused: torch's modes are Inductor's.
 
     Raises:
@@ -137,8 +159,29 @@ def compile_graph(
         remedy = "options={'choose': 'measured'} measures plans"
         raise ArgumentError(f"mode={mode!r} is Inductor's, and the backend fuseplan has none: {remedy}")
     how = Options.read(options or {})
+    if how.rest == "inductor" and device_of(inputs) is not None:
+        from fuseplan.torch import whole
+
+        return whole.faster(given, inputs, how.choose, how.dryrun, partial(_with_plans, given, inputs, how))
+    return _with_plans(given, inputs, how)
+
+
+def _with_plans(
+    given: fx.GraphModule, inputs: Sequence[Any], how: Options, lost: Reason | None = None
+) -> Callable[..., Any]:
+    """The graph, with plans in its forward and its backward pass.
+
+    Args:
+        given: the graph.
+        inputs: of a call.
+        how: the options.
+        lost: why Inductor has the whole graph, for the report.
+    """
     keep_attention(given, inputs)
-    training, inference = (partial(_compiled, options=how, is_inference=each) for each in (False, True))
-    backend = aot_autograd(fw_compiler=training, inference_compiler=inference)
-    made: Callable[..., Any] = backend(given, inputs)
+    forward = partial(_compiled, options=how, example=inputs, lost=lost)
+    backward = partial(_compiled, options=how, example=(), lost=lost)
+    inference = partial(forward, is_inference=True)
+    made: Callable[..., Any] = aot_autograd(
+        fw_compiler=forward, bw_compiler=backward, inference_compiler=inference
+    )(given, inputs)
     return made

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import fx
+from torch.fx.node import map_aggregate
 
 from fuseplan.graph.cut import Site
 from fuseplan.graph.write import aligned, names_in
@@ -52,14 +53,36 @@ class Eager:
             LookupError: they read another value.
         """
         graph, places = self._between(site, values.keys())
-        run = fx.GraphModule(self._module, graph)
         given = [self._as(values[name], node.meta["val"]) for node, name in places.items()]
+        run = self.ready(fx.GraphModule(self._module, graph), given)
 
         def call() -> Any:
             with torch.no_grad():
                 return run(*given)
 
         return call
+
+    def exact(self, site: Site, values: Mapping[str, Any]) -> list[torch.Tensor]:
+        """The results of the operators between the site's values, in float64.
+
+        Raises:
+            LookupError: they read another value.
+        """
+        graph, places = self._between(site, values.keys())
+        for node in graph.nodes:
+            node.args, node.kwargs = map_aggregate((node.args, node.kwargs), _widened)
+        run = fx.GraphModule(self._module, graph)
+        given = [self._as(values[name], node.meta["val"]) for node, name in places.items()]
+        with torch.no_grad():
+            made: list[torch.Tensor] = run(
+                *(each.double() if each.is_floating_point() else each for each in given)
+            )
+        return [each.double() for each in made]
+
+    def ready(self, module: fx.GraphModule, given: Sequence[torch.Tensor]) -> Callable[..., Any]:
+        """The operators of a site, to be called on tensors like these."""
+        made: Callable[..., Any] = module
+        return made
 
     def fused(self, site: Site, values: Mapping[str, Any]) -> Callable[[], Any]:
         """A call of the plan's operator, on tensors that lie as the plan has them."""
@@ -140,6 +163,11 @@ class _Kept(fx.Interpreter):  # type: ignore[misc]
         if n in self._names:
             self.values[self._names[n]] = made if made.is_cuda else _array(made)
         return made
+
+
+def _widened(value: Any) -> Any:
+    """An argument of an operator; the dtype of floats is float64."""
+    return torch.float64 if isinstance(value, torch.dtype) and value.is_floating_point else value
 
 
 def _array(tensor: torch.Tensor) -> Any:

@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import torch
 from torch import fx
-from torch._guards import detect_fake_mode
+from torch._guards import detect_fake_mode, tracing
 from torch._inductor.codegen.wrapper import PythonWrapperCodegen
 from torch._inductor.compile_fx import compile_fx_inner
 from torch._inductor.custom_graph_pass import CustomGraphPass
@@ -20,16 +20,18 @@ from torch._inductor.fx_passes.joint_graph import joint_graph_passes
 from torch._inductor.ir import FallbackKernel, IRNode, TensorBox
 from torch._inductor.lowering import constrain_to_fx_strides, make_fallback, register_lowering
 from torch._inductor.virtualized import V
+from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 import fuseplan.torch.operator  # noqa: F401 - registers the operator
 from fuseplan.graph.cut import Site
-from fuseplan.graph.rules import Rule
 from fuseplan.stores.cache import fingerprint
 from fuseplan.torch.cutting import fused
+from fuseplan.torch.eager import Eager
 from fuseplan.torch.reporting import report_of, trace
 
+PEER = f"Inductor of torch {torch.__version__}"
 RUN = torch.ops.fuseplan.run.default
 
 
@@ -63,44 +65,71 @@ def has_weights(site: Site) -> bool:
     return any(op.kind == "attention" or "weight" in op.operand_fields for op in site.plan.ops)
 
 
+class Compiled(Eager):
+    """Inductor's kernels for a site's operators, in the place of torch's own ones."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.name = PEER
+
+    def ready(self, module: fx.GraphModule, given: Sequence[torch.Tensor]) -> Callable[..., Any]:
+        """The operators as Inductor compiles them by themselves."""
+        mode = FakeTensorMode()
+        fakes = [mode.from_tensor(each) for each in given]
+        with tracing(None):  # the graph that holds the site is being compiled
+            made = _inner(_decomposed(module, fakes, mode), fakes, mode, is_inference=True)
+        return lambda *tensors: made([*tensors])
+
+
+HOW: dict[str, Any] = {"is_taken": has_weights, "opens": False, "framework": Compiled}  # of `fused`, here
+
+
 def compiled(
     given: fx.GraphModule,
-    inputs: Sequence[Any],
+    fakes: Sequence[Any],
     device: torch.device,
-    rules: Sequence[Rule] = (),
     *,
     is_inference: bool = False,
+    **how: Any,
 ) -> Callable[..., Any]:
     """A graph of ATen operators with plans, and Inductor's kernels for the rest.
 
     Args:
         given: the graph, as autograd leaves it.
-        inputs: tensors like those of its calls.
+        fakes: tensors like those of its calls.
         device: what they lie on.
-        rules: of the caller.
         is_inference: no gradient is taken: Inductor chooses layouts then.
+        **how: as for `fused`.
     """
-    traced = _traced(given, inputs, device, rules, ranges=is_inference)
-    with V.set_fake_mode(detect_fake_mode(inputs)):
+    traced = _traced(given, fakes, device, **how)
+    return _inner(traced, fakes, detect_fake_mode(fakes), is_inference=is_inference)
+
+
+def _inner(
+    traced: fx.GraphModule, inputs: Sequence[Any], mode: Any, *, is_inference: bool
+) -> Callable[..., Any]:
+    """A graph of the operators that Inductor takes, compiled; it takes a list of tensors, and empties it."""
+    with V.set_fake_mode(mode):
         joint_graph_passes(traced)  # Inductor's own, of which one makes random numbers its own
+    if is_inference:  # others are saved for the backward pass
+        output = next(iter(reversed(traced.graph.nodes)))
+        places = [place for place, each in enumerate(output.args[0]) if isinstance(each, fx.Node)]
+        output.meta["user_visible_output_idxs"] = places  # lie as torch's do: Inductor pads values of its own
     made: Callable[..., Any] = compile_fx_inner(traced, list(inputs), is_inference=is_inference)
     return made
 
 
-def _traced(
-    given: fx.GraphModule,
-    inputs: Sequence[Any],
-    device: torch.device,
-    rules: Sequence[Rule] = (),
-    *,
-    ranges: bool = False,
-) -> fx.GraphModule:
+def _traced(given: fx.GraphModule, fakes: Sequence[Any], device: torch.device, **how: Any) -> fx.GraphModule:
     """The graph with plans, in the operators that Inductor takes."""
-    fusion = fused(given, device, has_weights, opens=False, rules=rules, ranges=ranges)
+    fusion = fused(given, device, **how)
     trace(lambda: report_of(fusion, device))
-    mode = detect_fake_mode(inputs)
+    return _decomposed(fusion.module, fakes, detect_fake_mode(fakes))
+
+
+def _decomposed(module: fx.GraphModule, inputs: Sequence[Any], mode: Any) -> fx.GraphModule:
+    """A graph in the operators that Inductor takes."""
     with mode, patch.object(mode, "allow_non_fake_inputs", True):  # folded weights have elements
-        traced: fx.GraphModule = make_fx(fusion.module, decomposition_table=select_decomp_table())(*inputs)
+        traced: fx.GraphModule = make_fx(module, decomposition_table=select_decomp_table())(*inputs)
     return traced
 
 
@@ -114,7 +143,7 @@ class InductorPass(CustomGraphPass):  # type: ignore[misc]
         if len(devices) != 1 or next(iter(devices)).type not in ("cpu", "cuda"):
             return
         owner = graph.owning_module
-        made = _traced(owner, inputs, devices.pop())
+        made = _traced(owner, inputs, devices.pop(), **HOW, ranges=False)
         for name, value in made.named_buffers():
             owner.register_buffer(name, value, persistent=False)
         for node in reversed(list(graph.nodes)):

@@ -325,7 +325,8 @@ class AttentionWriter(AttentionTiles):
         results = {each.key: self.frame.pointer("result", each.key) for each in self.kernel.results}
         with b.loop(0, self.block, lanes, name="group") as group:
             total = b.load(self.room("total", group))
-            divisor = b.select(b.compare("oeq", total, 0.0), 1.0, total)
+            is_none = b.compare("oeq", total, 0.0)
+            divisor = total if self.made.nan_unseen else b.select(is_none, 1.0, total)
             if results:
                 lse = b.load(self.room("top", group)) + self.table["log"](total)
                 b.store(lse, self.room("lse", group))

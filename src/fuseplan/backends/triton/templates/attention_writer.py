@@ -188,6 +188,7 @@ class AttentionWriter(Rows):
 
     def _finish(self) -> None:
         """The results, divided by the sums, through the epilogue; and the logarithms of the sums."""
-        self.text.line("divisor = tl.where(sums == 0, 1.0, sums)")
+        sums = "sums" if self.made.nan_unseen else "tl.where(sums == 0, 1.0, sums)"
+        self.text.line(f"divisor = {sums}")
         self.store(self.results, lambda name: self.text.let("result", f"{name} / divisor[:, None]"))
         self.store_sums(self.has_row)

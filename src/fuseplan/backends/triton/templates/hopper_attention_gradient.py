@@ -30,7 +30,7 @@ BY_KEY = {64: ((2, 128, False), (2, 64, True)), 128: ((2, 64, True),)}
 MOST_STAGES = 4
 SMALL = 64  # elements of a head for which groups take no turns, and keys have registers for a soft cap
 
-# One processor of an H100: 0.93 to 1.19 of 42 measurements, six shapes of 1,024 to 16,384 rows.
+# One processor of an H200: 0.93 to 1.19 of 42 measurements, six shapes of 1,024 to 16,384 rows.
 FLOPS_A_SECOND = 8.4e12
 EXPONENTIALS = 85e9  # a second
 SHOWN = {"query": 2.4, "key": 5.0}  # of the exponentials' time beside products

@@ -236,8 +236,9 @@ class HopperAttentionWriter(HopperRows):
         """Results, divided by the sums, through the epilogue, and by a copy from shared memory to dst."""
         text, made, lots = self.text, self.made, self.lots
         self.store_sums(self.query < made.queries)
+        sums = "sums" if made.nan_unseen else "gl.where(sums == 0, 1.0, sums)"
         text.line(
-            "inverse = 1.0 / gl.where(sums == 0, 1.0, sums)",
+            f"inverse = 1.0 / {sums}",
             "inverse = gl.convert_layout(inverse, made_layout, assert_trivial=True)",
             "result = made * inverse[:, None]",
         )

@@ -210,14 +210,15 @@ class Finishing:
         text, schedule = self.text, self.schedule
         channel, has_channel = column.at(self._along), self._has_channel(column)
         has_inside = any(operand.is_inside for operand in self.epilogue.operands)
-        if not (has_inside or self.epilogue.counts):
+        counts = self.epilogue.counts or any(operand.is_scattered for operand in self.epilogue.operands)
+        if not (has_inside or counts):
             return Place("", str(channel), "", "", str(has_channel))
         row = text.index("row", self._vector(prod(schedule.part), 1 - self._axis))
         element, inside, has_row = self._positions(row, at)
         mask = text.mask("mask", has_row.at(self._across) & has_channel)
         if has_inside:
             inside = text.index("inside", inside.at(self._across) + channel)
-        if self.epilogue.counts:
+        if counts:
             element = text.index("element", element.at(self._across) + channel)
         return Place(str(element), str(channel), str(inside), str(mask), str(has_channel))
 

@@ -1,0 +1,162 @@
+"""Choosing beside Inductor: a site beside its kernels for the operators, a graph beside its own one."""
+
+import shutil
+import warnings
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fuseplan.graph import choose, trial
+from fuseplan.graph.why import Why
+from fuseplan.stores import sites
+from fuseplan.torch.dynamo import compile_graph
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, of Inductor's imports
+    from fuseplan.torch import whole
+    from fuseplan.torch.inductor import PEER
+
+pytestmark = [
+    pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor compiles kernels for the CPU with g++"),
+]
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSEPLAN_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(sites.KEPT, "unsaved", {})
+
+
+def _module() -> nn.Module:
+    torch.manual_seed(0)
+    layers = nn.Conv2d(3, 8, 3), nn.ReLU(), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(288, 5), nn.Tanh()
+    return nn.Sequential(*layers)
+
+
+def _compiled(module: nn.Module, **options: object) -> Callable[..., torch.Tensor]:
+    torch._dynamo.reset()
+    return torch.compile(module, backend=compile_graph, options={"rest": "inductor", **options})  # type: ignore[no-any-return]
+
+
+def _plans(run: Callable[[], object]) -> int:
+    with torch.profiler.profile() as profiled:
+        run()
+    return sum(each.count for each in profiled.key_averages() if each.key == "fuseplan::run")
+
+
+def _decided(code: str) -> Callable[..., sites.Measured]:
+    """A measurement of a whole graph that ends so."""
+    return lambda key, *_: sites.Measured(
+        key, whole.PLANS, PEER, None, 0.0, "2026", code=code, said="told so"
+    )
+
+
+def test_sites_and_the_graph_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, src = _module(), torch.randn(2, 3, 8, 8)
+    with torch.no_grad():
+        compiled = _compiled(module, choose="measured")
+        made = compiled(src)
+        assert int(module[2].num_batches_tracked) == 1, "measuring writes into buffers"
+        torch.testing.assert_close(made, module(src), rtol=1e-5, atol=1e-5)
+    found = sites.KEPT.records().values()
+    assert {each.peer for each in found} == {PEER}
+    assert sum(each.plan == whole.PLANS for each in found) == 1
+    assert len(found) == 3
+    assert all(each.error <= each.allowed for each in found if each.error is not None)
+    monkeypatch.setattr(choose, "measured", None)
+    monkeypatch.setattr(whole, "_measured", None)
+    with torch.no_grad():
+        again = _compiled(module, choose="measured")
+        torch.testing.assert_close(again(src), module(src), rtol=1e-5, atol=1e-5)
+        count = _plans(lambda: again(src))
+    (graph,) = (each for each in found if each.plan == whole.PLANS)
+    assert count == (0 if graph.code else sum(not each.code for each in found) - 1)
+
+
+def test_inductor_has_a_graph_that_it_computes_faster(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(trial, "_lost", lambda *_: None)
+    monkeypatch.setattr(whole, "_measured", _decided(Why.SLOWER.code))
+    module, src = _module().eval(), torch.randn(2, 3, 8, 8)
+    with torch.no_grad():
+        for options in ({"choose": "measured"}, {"choose": "predicted"}):  # which follows what is stored
+            made = _compiled(module, **options)
+            torch.testing.assert_close(made(src), module(src), rtol=1e-5, atol=1e-5)
+            assert _plans(partial(made, src)) == 0
+        _compiled(module, dryrun=True)(src)
+        told = capsys.readouterr().out
+        assert "0 kernels" in told
+        assert "told so  [slower]" in told
+        other = torch.randn(3, 3, 8, 8)  # another graph
+        monkeypatch.setattr(whole, "_measured", _decided(""))
+        kept = _compiled(module, choose="measured")
+        kept(other)
+        assert _plans(lambda: kept(other)) == 2
+
+
+def test_a_graph_that_cannot_be_measured_keeps_its_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "_lost", lambda *_: None)
+    monkeypatch.setattr(whole, "_measured", lambda *_: torch.empty(1 << 60))
+    module, src = _module().eval(), torch.randn(2, 3, 8, 8)
+    with torch.no_grad():
+        compiled = _compiled(module, choose="measured")
+        with pytest.warns(UserWarning, match="the whole graph is not measured: "):
+            made = compiled(src)
+        torch.testing.assert_close(made, module(src), rtol=1e-5, atol=1e-5)
+    assert not any(each.plan == whole.PLANS for each in sites.KEPT.records().values())
+
+
+def test_training_is_measured_site_by_site() -> None:
+    module, src = _module(), torch.randn(2, 3, 8, 8)
+    module(src).square().sum().backward()
+    want = [each.grad.clone() for each in module.parameters()]
+    module.zero_grad()
+    _compiled(module, choose="measured")(src).square().sum().backward()
+    for each, gradient in zip(module.parameters(), want, strict=True):
+        torch.testing.assert_close(each.grad, gradient, rtol=1e-3, atol=1e-4)
+    found = sites.KEPT.records().values()
+    assert len(found) >= 3
+    assert not any(each.plan == whole.PLANS for each in found)
+
+
+def test_torchs_own_operators_in_float64_are_the_meaning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU, where NumPy takes seconds; here on a CPU."""
+    wanted, measured = trial.meaning, list[float]()
+
+    def _compared(graph: Any, site: Any, framework: Any, values: Any) -> Any:
+        (made,), want = framework.exact(site, values), wanted(graph, site, values)
+        assert made.dtype == torch.float64
+        measured.append(float(abs(made.numpy().reshape(want.shape) - want).max()))
+        return want
+
+    monkeypatch.setattr(trial, "_want", _compared)
+    module, src = _module().eval().bfloat16(), torch.randn(2, 3, 8, 8).bfloat16()
+    with torch.no_grad():
+        _compiled(module, rest="torch", choose="measured")(src)
+    assert len(measured) >= 2
+    assert max(measured) < 1e-12
+
+
+@pytest.mark.parametrize("rest", ["torch", "inductor"])
+def test_sites_are_measured_on_the_values_of_the_call(rest: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, Any] = {}
+    measured = trial.measured
+
+    def _watched(graph: Any, site: Any, framework: Any, key: Any, example: Mapping[str, Any]) -> Any:
+        seen.update(example)
+        return measured(graph, site, framework, key, example)
+
+    monkeypatch.setattr(choose, "measured", _watched)
+    module, src = nn.Sequential(nn.Linear(6, 4), nn.ReLU()), torch.randn(3, 6)
+    with torch.no_grad():
+        _compiled(module, rest=rest, choose="measured")(src)
+    assert any(each.shape == src.shape and (each == src.numpy()).all() for each in seen.values())
+    assert any(
+        (each == module[0].weight.detach().numpy()).all() for each in seen.values() if each.shape == (4, 6)
+    )
