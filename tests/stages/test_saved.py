@@ -245,10 +245,11 @@ def test_a_processor_that_lacks_a_flag_is_told(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize("kind", ["cpu:avx512bf16", "cpu:amx"])
 def test_products_of_bf16_are_saved_for_kinds_that_have_them(kind: str, tmp_path: Path) -> None:
+    refusal = loader.refusal(kind.removeprefix("cpu:"))
+    if refusal is not None:
+        pytest.skip(refusal)
     compiled = fuseplan.compile("bf16[20x64] -> linear(32) -> bias", kind)
     compiled.save(tmp_path / "product.fpk")
-    if loader.refusal(compiled.target.name):
-        pytest.skip(f"this machine is not {kind}")
     arrays = random_arrays(compiled.plan, 1)
     loaded = fuseplan.load(tmp_path / "product.fpk")
     np.testing.assert_array_equal(loaded(**arrays), compiled(**arrays))
