@@ -36,10 +36,7 @@ RUN = torch.ops.fuseplan.run.default
 
 
 class PlanKernel(FallbackKernel):  # type: ignore[misc]
-    """A call of a plan in Inductor's program, which is a `Site` where that program is Python.
-
-    A call through torch's dispatcher takes the host 35 us more.
-    """
+    """A call of a plan in Inductor's program, which is a `Site` where that program is Python."""
 
     def codegen(self, wrapper: Any) -> None:
         """Writes the call."""
