@@ -128,33 +128,36 @@ class Held:
             for path, tensor in named(remove_duplicate=False):
                 paths.setdefault(tensor, []).append(path)
         self._ties = [[_place(module, path) for path in each] for each in paths.values() if len(each) > 1]
-        self._seen: list[torch.Tensor] = []
-        self._are_alike = alike()
+        self._seen = list[torch.Tensor](), alike()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_seen": [], "_are_alike": alike()}
+        return {**self.__dict__, "_seen": ([], alike())}
 
     def current(self) -> list[torch.Tensor] | None:
-        """The tensors; None where submodules, modes, types or shared tensors are not those exported."""
-        tensors = self.tensors
+        """The tensors; None where submodules, modes, types or shared tensors are not those exported.
+
+        The same list again says that they are the same, and look and lie as they did.
+        """
+        tensors = self._typed(self.tensors)
         is_current = (
-            self._have_types(tensors)
+            tensors is not None
             and [each.training for each in self._modules] == self._modes
             and [each._modules for each in self._parents] == self._children
             and all(_tensor(*place) is _tensor(*tie[0]) for tie in self._ties for place in tie)
         )
         return tensors if is_current else None
 
-    def _have_types(self, tensors: list[torch.Tensor]) -> bool:
-        """Torch's own check in one call, where the tensors are those of the call before."""
+    def _typed(self, tensors: list[torch.Tensor]) -> list[torch.Tensor] | None:
+        """The tensors, if they have the types that were exported; by torch's own check in one call."""
         if torch.compiler.is_compiling():
-            return _types(tensors) == self._types
-        if all(map(operator.is_, tensors, self._seen)) and self._seen and self._are_alike(*tensors):
-            return True
+            return tensors if _types(tensors) == self._types else None
+        seen, are_alike = self._seen
+        if seen and all(map(operator.is_, tensors, seen)) and are_alike(*seen):
+            return seen
         if _types(tensors) != self._types:
-            return False
-        self._seen, self._are_alike = tensors, alike(*tensors)
-        return True
+            return None
+        self._seen = tensors, alike(*tensors)
+        return tensors
 
     @property
     def tensors(self) -> list[torch.Tensor]:
