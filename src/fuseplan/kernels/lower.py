@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from fuseplan.kernels import transposed
 from fuseplan.kernels.cells import placed_output, placed_result, spread
 from fuseplan.kernels.centre import Reduction, Summary
 from fuseplan.kernels.contracted import contraction
@@ -27,6 +28,7 @@ from fuseplan.ops.normalization import Normalization, reduced_axes
 from fuseplan.ops.parts import Parted
 from fuseplan.ops.ranges import RANGES, Within
 from fuseplan.ops.save import Save
+from fuseplan.ops.transposed import ConvTranspose
 from fuseplan.plans.step import Step
 from fuseplan.plans.text import operator_text
 from fuseplan.scalar import CASTS, Scalar, leaf, leaves_of
@@ -385,6 +387,11 @@ def _roaming(made: Operand, src: TensorSpec, role: str) -> KernelOperand:
 def _weights(step: Step) -> Iterator[KernelOperand]:
     """The second factor, where there is one."""
     for each in _operands((step,), "weight"):
+        if isinstance(step.op, ConvTranspose):
+            conv = contraction(step)
+            given, axes = transposed.given_weight(each, conv), range(len(conv.weight_shape))
+            yield replace(each, axes=tuple(axes), shape=conv.weight_shape, given=given)
+            continue
         axes = list(range(len(each.shape)))
         if isinstance(step.op, Product) and not step.op.transposed:
             axes[-2:] = reversed(axes[-2:])

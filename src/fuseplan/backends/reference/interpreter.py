@@ -24,6 +24,7 @@ from fuseplan.language.tensor import TensorSpec
 from fuseplan.ops.conv import correlation
 from fuseplan.ops.matmul import product
 from fuseplan.ops.pool import pool
+from fuseplan.ops.transposed import spread
 from fuseplan.ops.windows import Window
 from fuseplan.scalar import NUMPY, fold
 from fuseplan.tensors.arrays import Buffer
@@ -192,6 +193,10 @@ def convolve(convolution: Contraction, x: Array, weight: Array) -> Array:
     """The operators' own reference; `weight` is in canonical order."""
     if convolution.is_matrix_product and convolution.groups == 1:
         return product(x, weight.reshape(-1, convolution.features, convolution.channels))
+    if convolution.is_transposed:
+        return spread(
+            x, weight.reshape(convolution.groups, -1, *weight.shape[1:]), _window(convolution), np.zeros
+        )
     return correlation(x, weight, _window(convolution), convolution.groups)
 
 

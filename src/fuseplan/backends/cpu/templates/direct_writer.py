@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -18,6 +18,7 @@ from fuseplan.backends.cpu.loops import ceil_div, even, nested, pieces, places, 
 from fuseplan.backends.cpu.rows import as_rows
 from fuseplan.backends.cpu.sums import Operands, Sums, add_products
 from fuseplan.backends.cpu.tiling import Tiling, is_per_image, room, serving, sheet, tiling
+from fuseplan.kernels.contraction import Contraction
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.target import Target
@@ -50,22 +51,26 @@ class DirectWriter:
         has_room = self.keeps or planned_staged.copies
         self.frame = Frame(knobs, known, target, workspace=has_room, planned=planned)
         kernel = self.frame.kernel
-        self.knobs, self.kernel, self.conv = knobs, kernel, kernel.contraction
         self.staged = staging.staged(kernel, stored=knobs.pairs)
         self.stored = storage.element_type(kernel.src.dtype) if knobs.pairs else None
-        self.depth = pairs.count(self.conv) if knobs.pairs else self.conv.depth
-        self.b: Builder = self.frame.body
-        self.lanes = self.frame.lanes
-        self.panel = knobs.vectors * self.lanes
-        self.panels = -(-self.conv.features_per_group // self.panel)
-        self.innermost = model.features_innermost(kernel)
-        # Where a task's part of src is an image's, its tiles are too.
-        self.per_image = is_per_image(kernel) or knobs.lines > 0
-        self.image = prod(self.conv.dst_spatial)
+        self._set(knobs, kernel, kernel.contraction)
         inner = knobs.lines * prod(self.conv.dst_spatial[1:])
         covering = tiling(planned_staged, knobs.rows, inner or sheet(known))
         self.tiling = replace(covering, staged=self.staged, positions=inner or sheet(kernel))
         self.tilings = serving(self.b, self.tiling, self.image)
+
+    def _set(self, knobs: DirectKnobs, kernel: Kernel, conv: Contraction) -> None:
+        """All but how src is found and covered."""
+        self.knobs, self.kernel, self.conv = knobs, kernel, conv
+        self.depth = pairs.count(conv) if knobs.pairs else conv.depth
+        self.b: Builder = self.frame.body
+        self.lanes = self.frame.lanes
+        self.panel = knobs.vectors * self.lanes
+        self.panels = -(-conv.features_per_group // self.panel)
+        self.innermost = model.features_innermost(kernel)
+        # Where a task's part of src is an image's, its tiles are too.
+        self.per_image = is_per_image(kernel) or knobs.lines > 0
+        self.image = prod(conv.dst_spatial)
         self.each = 2 if kernel.parts else 1  # vectors that make one of dst's
         self.between = Elementwise(self.frame, "between")
         self.tail = Elementwise(self.frame, "epilogue")
@@ -83,19 +88,27 @@ class DirectWriter:
         """Writes the tasks and gives their number."""
         workspace = self.frame.pointer("workspace") if self.staged.copies else self.frame.pointer("src")
         self.src = staging.emit(self.frame, self.staged, workspace)
+        tasks, write = self.shared_out()
+        with self.frame.tasks(tasks) as task:
+            write(task)
+        return tasks
+
+    def shared_out(self) -> tuple[Index, Callable[[Index], None]]:
+        """The number of tasks, and what writes one."""
         knobs, conv, b = self.knobs, self.conv, self.b
         images = conv.batch if self.per_image else 1
         blocks = ceil_div(self.tiling.count, knobs.block)
         parts = images * blocks * conv.groups
         share = even(self.frame, self.panels, parts, knobs.block_panels)
         panel_blocks = ceil_div(self.panels, share)
-        tasks: Index = parts * panel_blocks
-        with self.frame.tasks(tasks) as task:
+
+        def write(task: Index) -> None:
             image, block, group, panel_block = places(task, (images, blocks, conv.groups, panel_blocks))
             tiles = within(b, block, knobs.block, self.tiling.count)
             panels = within(b, panel_block, share, self.panels)
             self._panels(image if self.per_image else None, 0, group, tiles, panels)
-        return tasks
+
+        return parts * panel_blocks, write
 
     def by_lines(self) -> Source:
         """A task copies the lines of src under its output lines to its thread's part of the workspace."""
@@ -163,9 +176,9 @@ class DirectWriter:
         feature = group * self.conv.features_per_group + panel * self.panel
         if self.kept is None:
             begin = panel * (self.panel // 2) if self.each > 1 else feature
-            self._store_features(sums.values(), image, position, begin, features // self.each)
+            self._store_features(sums.values(), tiles, image, position, begin, features // self.each)
         else:
-            self._store_positions(sums.values(), self.kept, image, position, feature, features)
+            self._store_positions(sums.values(), self.kept, tiles, image, position, feature, features)
 
     def _starts(self, tiles: Tiling, image: Index | None, position: Index, group: Index) -> list[Value]:
         """Where in src the first tap of each of the tile's positions lies."""
@@ -210,12 +223,27 @@ class DirectWriter:
 
     # ---- results
 
+    def _elements(self, tiles: Tiling, image: Index | None, position: Index) -> list[Index]:
+        """Where in dst the first feature of each of the tile's positions lies, features innermost."""
+        first = position if image is None else image * self.image + position
+        return [(first + r) * self.kernel.pitch for r in range(tiles.rows)]
+
+    def _run(self, tiles: Tiling, plane: Index, position: Index) -> tuple[Index, int]:
+        """Where the tile's first position lies in a plane of dst, and the step to the next one."""
+        return plane * self.image + position, 1
+
     def _store_features(
-        self, values: list[list[Value]], image: Index | None, position: Index, feature: Index, features: int
+        self,
+        values: list[list[Value]],
+        tiles: Tiling,
+        image: Index | None,
+        position: Index,
+        feature: Index,
+        features: int,
     ) -> None:
         """In a gated product, vectors of gates and of values take turns, and two make one of dst's."""
         known: dict[object, Value] = {}
-        first = position if image is None else image * self.image + position
+        elements = self._elements(tiles, image, position)
         extent, each = self.kernel.dst.channels, self.each
         for r, line in enumerate(values):
             for j in range(0, len(line), each):
@@ -225,13 +253,14 @@ class DirectWriter:
                 for i, value in enumerate(line[j : j + each] if each > 1 else ()):
                     gate = Place(0, channel + i * extent, True, count)
                     parts[f"x[{i}]"] = self.between.apply(value, gate, known)
-                place = Place((first + r) * self.kernel.pitch + channel, channel, True, count)
+                place = Place(elements[r] + channel, channel, True, count)
                 finish(self.frame, self.tail, line[j], place, known, parts=parts)
 
     def _store_positions(
         self,
         values: list[list[Value]],
         kept: Kept,
+        tiles: Tiling,
         image: Index | None,
         position: Index,
         feature: Index,
@@ -247,6 +276,7 @@ class DirectWriter:
             count = min(self.lanes, features - j * self.lanes)
             for i, column in enumerate(transposed(b, square)[:count]):
                 channel = feature + (j * self.lanes + i)
-                place = Place((plane + channel) * self.image + position, channel, False, self.knobs.rows)
+                element, step = self._run(tiles, plane + channel, position)
+                place = Place(element, channel, False, self.knobs.rows, step=step)
                 kept.spread(j * self.lanes + i, place, known)
                 finish(self.frame, self.tail, column, place, known)

@@ -38,6 +38,7 @@ from fuseplan.kernels.template import (
     layout_claims,
     moved_once,
 )
+from fuseplan.kernels.transposed import by_residue
 from fuseplan.language.dtypes import dtype_of
 from fuseplan.messages.reasons import Claim
 
@@ -80,7 +81,7 @@ class Product(Knobs, GpuTemplate):
 
     @classmethod
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
-        yield from contraction_claims(kernel)
+        yield from contraction_claims(kernel, transposes=True)
         yield from layout_claims(kernel, gated=True)
         exact = arithmetics(kernel, target, "strict")[0]
         yield accuracy_claim(product_cost.bound(kernel, exact), accuracy)
@@ -106,7 +107,8 @@ class Product(Knobs, GpuTemplate):
         axes, inner = (*images, features, *taps, channels), (*sizes, kernel.contraction.channels_per_group)
         gates = gates_beside(kernel.parts, kernel.contraction.features // 2, 1, inner)
         last = (Halves(),) if self.is_halved else (Rounded(),) if self.arithmetic == "tf32" else ()
-        return weight_packing(kernel.weight, axes, extents, gates=gates, last=last)
+        packed = weight_packing(kernel.weight, axes, extents, gates=gates, last=last)
+        return packed.behind(by_residue(kernel.weight, tiles.whole)) if tiles.residues else packed
 
     def traffic(self, kernel: Kernel, target: Target) -> Traffic:
         return moved_once(kernel, Tiles(kernel, self).workspace_bytes)
@@ -179,7 +181,7 @@ def fits(knobs: Knobs, kernel: Kernel, target: Target) -> bool:
 def _splits(base: Knobs, kernel: Kernel, target: Target) -> tuple[int, ...]:
     """In how many parts a sum may be made: more than one where tiles leave processors without work."""
     tiles = Tiles(kernel, base)
-    is_full = 2 * tiles.count > target.processors or tiles.count * 4 > COUNTER_BYTES
+    is_full = bool(tiles.residues) or 2 * tiles.count > target.processors or tiles.count * 4 > COUNTER_BYTES
     if base.rows > 64 or is_full or tiles.merged > 1:
         return (1,)
     return tuple(split for split in (1, 2, 4, 8) if split == 1 or tiles.whole_steps >= 4 * split)

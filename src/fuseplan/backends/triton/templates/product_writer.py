@@ -7,7 +7,9 @@ write the sum and its reads of src.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import replace
+from operator import attrgetter, mul
 
 from fuseplan.backends.triton.elementwise import Elementwise, Place, argument
 from fuseplan.backends.triton.index import (
@@ -18,6 +20,7 @@ from fuseplan.backends.triton.index import (
     Mask,
     arange,
     as_index,
+    chosen,
     digits,
     divides,
     number,
@@ -36,6 +39,8 @@ from fuseplan.backends.triton.templates.product_tiles import (
 )
 from fuseplan.kernels.emit import COUNTER_BYTES, Slot, TensorMap
 from fuseplan.kernels.kernel import Kernel
+from fuseplan.kernels.transposed import Residue
+from fuseplan.language.layouts import image_strides
 
 AXES = "edhw"  # names of the spatial axes; the last ones where there are fewer
 
@@ -49,13 +54,15 @@ class ProductWriter(Writer):
         windows: the first coordinate under each row's window, along each spatial axis; none without windows.
         local, feature, has_feature: each feature's number in the tile's groups, and all; which exist.
         batch, group_block, row_tile, feature_tile: the tile's numbers.
+        residue: of a transposed convolution with a stride, that of the tile's rows along each axis.
         over_rows, over_features: how a vector over rows, or over features, is an axis of the result's tile.
     """
 
     def __init__(self, knobs: Knobs, kernel: Kernel, title: str) -> None:
         super().__init__(kernel, title)
         self.options = (("num_warps", knobs.warps), ("num_stages", knobs.stages))
-        self.knobs, self.conv, self.tiles = knobs, kernel.contraction, Tiles(kernel, knobs)
+        self.knobs, self.tiles = knobs, Tiles(kernel, knobs)
+        self.conv = self.tiles.conv
         self.programs, self.workspace_bytes = self.tiles.programs, self.tiles.workspace_bytes
         self.parts = knobs.split
         self.prologue = Elementwise(kernel, "prologue", self.text)
@@ -109,7 +116,7 @@ class ProductWriter(Writer):
         if self.is_wide:
             large = "as large as these may be" if tiles.is_open else "this large"
             text.line(f"# offsets of tensors {large} need 64 bits")
-        launched = number("tl.program_id(0)", tiles.count).wide(self.is_wide)
+        launched = self._residue(number("tl.program_id(0)", tiles.count).wide(self.is_wide))
         self.launched = text.index("place" if tiles.batches > 1 else "program", launched)
         self.batch, program = as_index(0), self.launched
         if tiles.batches > 1:
@@ -132,6 +139,18 @@ class ProductWriter(Writer):
         self.feature_tile = text.index("feature_tile", column % tiles.feature_blocks)
         if self.knobs.split > 1:
             text.line("part = tl.program_id(1)")
+
+    def _residue(self, launched: Index) -> Index:
+        """Which residue; programs that run together write neighbours, so that a cache joins their lines."""
+        count, axes = self.tiles.parts, self.tiles.residues
+        self.residue = digits(self.text.index("residue", launched % count), list(map(len, axes)))
+        return launched // count
+
+    def of_residue(self, axis: int, what: Callable[[Residue], int]) -> Index:
+        """A number of the tile's residue along an axis; 0 without residues."""
+        if not self.tiles.residues:
+            return as_index(0)
+        return chosen([what(each) for each in self.tiles.residues[axis]], self.residue[axis])
 
     def lying(self, tile: Index, run: int) -> Index:
         """Offsets of a tile, with the run that the compiler is told of where rows stand down the tile."""
@@ -160,7 +179,10 @@ class ProductWriter(Writer):
         place = text.index("place" if tiles.batches == 1 else "position", self.row % tiles.image_rows)
         terms = [self.image * self.image_step]
         for axis, at in enumerate(digits(place, self.conv.dst_spatial)):
-            begin = at * self.conv.stride[axis] - self.conv.padding[axis][0]
+            low = as_index(self.conv.padding[axis][0])
+            begin = at * self.conv.stride[axis] - (
+                self.of_residue(axis, attrgetter("low")) if tiles.residues else low
+            )
             self.windows.append(text.index(self.axes[axis], begin))
             terms.append(self.windows[-1] * self.spatial_steps[axis])
         begin = total([*terms, self.group_block * (tiles.channels * self.channel_step)])
@@ -303,13 +325,29 @@ class ProductWriter(Writer):
         text, tiles, dst = self.text, self.tiles, self.kernel.dst
         over_rows, over_features = self.over_rows, self.over_features
         ends = has_feature.at(over_features)
-        mask = text.mask("mask", has_row.at(over_rows) & ends)
-        axes = row_axes(dst, tiles.batches)
-        rows = text.index("dst_row", offset(row, axes) + self.batch * dst.element_strides[0])
-        element = rows.at(over_rows) + (feature * dst.element_strides[1]).at(over_features)
-        element = text.index("element", self.lying(element, rows_run(axes)))
-        axes, step = image_axes(dst)
+        axes, (inner, step) = row_axes(dst, tiles.batches), image_axes(dst)
         position = row % tiles.image_rows if tiles.batches == 1 else row
-        inside = offset(position, axes).at(over_rows) + (feature * step).at(over_features)
-        place = Place(str(element), str(feature.at(over_features)), f"({inside})", str(mask), str(ends))
-        self.epilogue.store(summed, place)
+        if tiles.residues:
+            spots, has_row = self._spread(position, has_row)
+            image_step, *steps = (stride for axis, stride in enumerate(dst.element_strides) if axis != 1)
+            within = image_strides(dst.shape, dst.element_strides)[2:]
+            lying = total([row // tiles.image_rows * image_step, *map(mul, spots, steps)])
+            run, place = 1, total(map(mul, spots, within))
+        else:
+            lying, run, place = offset(row, axes), rows_run(axes), offset(position, inner)
+        mask = text.mask("mask", has_row.at(over_rows) & ends)
+        rows = text.index("dst_row", lying + self.batch * dst.element_strides[0])
+        element = rows.at(over_rows) + (feature * dst.element_strides[1]).at(over_features)
+        element = text.index("element", self.lying(element, run))
+        inside = place.at(over_rows) + (feature * step).at(over_features)
+        spot = Place(str(element), str(feature.at(over_features)), f"({inside})", str(mask), str(ends))
+        self.epilogue.store(summed, spot)
+
+    def _spread(self, position: Index, has_row: Mask) -> tuple[list[Index], Mask]:
+        """Where the tile's rows lie in dst along each axis, and which of them do."""
+        spots = []
+        for axis, at in enumerate(digits(position, self.conv.dst_spatial)):
+            spot = at * self.tiles.whole.stride[axis] + self.of_residue(axis, attrgetter("begin"))
+            spots.append(self.text.index(f"{self.axes[axis]}_to", spot))
+            has_row = has_row & (spots[-1] < self.tiles.whole.dst_spatial[axis])
+        return spots, has_row

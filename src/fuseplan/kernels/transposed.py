@@ -1,0 +1,112 @@
+"""A transposed convolution as ordinary ones: along an axis of stride s, outputs s apart have the same taps.
+
+Output o = s*q + r of an axis is the sum over the taps k with k*d = o + low, modulo s, of src at
+q + (r + low - k*d)/s. So the outputs of one residue r are a convolution of stride 1, of some of the taps, the
+last first. With stride 1 there is one residue: the whole is a convolution with turned taps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from math import gcd
+
+from fuseplan.kernels.contraction import Contraction
+from fuseplan.kernels.kernel import KernelOperand
+from fuseplan.kernels.packing import Packing, Reshape, Take, Transpose
+from fuseplan.language.declarations import Operand
+
+
+@dataclass(frozen=True)
+class Residue:
+    """Every s-th output of an axis.
+
+    Attributes:
+        begin: the first of them.
+        count: how many there are.
+        low: src before its first element that the first of them reads; negative where it begins inside src.
+        taps: in the order in which they read src.
+        step: elements of src from one tap to the next.
+    """
+
+    begin: int
+    count: int
+    low: int
+    taps: tuple[int, ...]
+    step: int
+
+    def high(self, extent: int) -> int:
+        """Elements behind an axis of src that the last output reads."""
+        return max(0, self.count + (len(self.taps) - 1) * self.step - self.low - extent)
+
+
+def residues(conv: Contraction) -> tuple[tuple[Residue, ...], ...]:
+    """The residues along each axis of a transposed convolution, as many as its stride."""
+    lows = (low for low, _ in conv.padding)
+    axes = zip(conv.dst_spatial, conv.kernel, conv.stride, conv.dilation, lows, strict=True)
+    return tuple(tuple(_residue(begin, *axis) for begin in range(axis[2])) for axis in axes)
+
+
+def _residue(begin: int, out: int, kernel: int, stride: int, dilation: int, low: int) -> Residue:
+    taps = tuple(tap for tap in reversed(range(kernel)) if (begin + low - tap * dilation) % stride == 0)
+    first = (taps[0] * dilation - begin - low) // stride if taps else 0
+    return Residue(begin, max(0, -(-(out - begin) // stride)), first, taps, dilation // gcd(dilation, stride))
+
+
+def of_residues(conv: Contraction, of: Sequence[Residue]) -> Contraction:
+    """The convolution that makes the outputs of a residue of each axis; its low padding may be negative."""
+    return replace(
+        conv,
+        is_transposed=False,
+        dst_spatial=tuple(each.count for each in of),
+        kernel=tuple(len(each.taps) for each in of),
+        stride=(1,) * len(of),
+        dilation=tuple(each.step for each in of),
+        padding=tuple((each.low, each.high(size)) for each, size in zip(of, conv.src_spatial, strict=True)),
+    )
+
+
+def every(conv: Contraction) -> Iterator[tuple[Residue, ...]]:
+    """A residue of each axis in every combination that has outputs, the last axis fastest."""
+    return (each for each in product(*residues(conv)) if all(axis.count for axis in each))
+
+
+def widest(conv: Contraction) -> Contraction:
+    """A convolution with the outputs and the taps of the largest residue, and as much padding as any."""
+    along = residues(conv)
+    made = of_residues(conv, [max(axis, key=lambda each: len(each.taps)) for axis in along])
+    return replace(
+        made,
+        dst_spatial=tuple(axis[0].count for axis in along),
+        padding=tuple(
+            (max(each.low for each in axis), max(each.high(size) for each in axis))
+            for axis, size in zip(along, conv.src_spatial, strict=True)
+        ),
+    )
+
+
+def by_residue(weight: KernelOperand, conv: Contraction) -> Packing:
+    """A weight with its taps along each axis by residues, one after another."""
+    first, taken = len(weight.shape) - len(conv.kernel), []
+    for axis, along in enumerate(residues(conv)):
+        taken.append(Take(first + axis, tuple(tap for each in along for tap in each.taps)))
+    return Packing(weight.shape, weight.dtype, tuple(taken))
+
+
+def plain(conv: Contraction) -> Contraction:
+    """The convolution that a transposed one is where it has one residue, which begins in front of src."""
+    along = list(every(conv))
+    if len(along) != 1 or max(conv.stride) > 1 or any(each.low < 0 for each in along[0]):
+        return conv
+    return of_residues(conv, along[0])
+
+
+def given_weight(made: Operand, conv: Contraction) -> Packing:
+    """From a weight (c, features/groups, *kernel) to (features, c/groups, *kernel), turned for a `plain` one."""
+    channels, features, *kernel = made.shape
+    split = (conv.groups, channels // conv.groups, features, *kernel)
+    steps = (Reshape(split), Transpose((0, 2, 1, *range(3, len(split)))), Reshape(conv.weight_shape))
+    if not conv.is_transposed:
+        steps += tuple(Take(2 + axis, tuple(reversed(range(taps)))) for axis, taps in enumerate(kernel))
+    return Packing(made.shape, made.dtype, steps)
