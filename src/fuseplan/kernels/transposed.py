@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import groupby, product
 from math import gcd
 
 from fuseplan.kernels.contraction import Contraction
@@ -41,6 +41,9 @@ class Residue:
         return max(0, self.count + (len(self.taps) - 1) * self.step - self.low - extent)
 
 
+Run = tuple[Residue, ...]
+
+
 def residues(conv: Contraction) -> tuple[tuple[Residue, ...], ...]:
     """The residues along each axis of a transposed convolution, as many as its stride."""
     lows = (low for low, _ in conv.padding)
@@ -67,9 +70,14 @@ def of_residues(conv: Contraction, of: Sequence[Residue]) -> Contraction:
     )
 
 
-def every(conv: Contraction) -> Iterator[tuple[Residue, ...]]:
-    """A residue of each axis in every combination that has outputs, the last axis fastest."""
-    return (each for each in product(*residues(conv)) if all(axis.count for axis in each))
+def every(conv: Contraction) -> Iterator[tuple[Run, ...]]:
+    """A run of each axis in every combination that has outputs, the last axis fastest."""
+    return product(*([run for run in _runs(axis) if run[0].count] for axis in residues(conv)))
+
+
+def _runs(axis: Sequence[Residue]) -> list[Run]:
+    """Neighbours whose outputs are as many, of as many taps, from the same place of src on."""
+    return [tuple(run) for _, run in groupby(axis, lambda each: (each.count, each.low, len(each.taps)))]
 
 
 def widest(conv: Contraction) -> Contraction:
@@ -96,14 +104,14 @@ def by_residue(weight: KernelOperand, conv: Contraction) -> Packing:
 
 def plain(conv: Contraction) -> Contraction:
     """The convolution that a transposed one is where it has one residue, which begins in front of src."""
-    along = list(every(conv))
-    if len(along) != 1 or max(conv.stride) > 1 or any(each.low < 0 for each in along[0]):
+    first = [axis[0] for axis in residues(conv)]
+    if max(conv.stride) > 1 or any(each.low < 0 for each in first):
         return conv
-    return of_residues(conv, along[0])
+    return of_residues(conv, first)
 
 
 def given_weight(made: Operand, conv: Contraction) -> Packing:
-    """From a weight (c, features/groups, *kernel) to (features, c/groups, *kernel), turned for a `plain` one."""
+    """A weight (c, features/groups, *kernel) as (features, c/groups, *kernel); of a convolution, turned."""
     channels, features, *kernel = made.shape
     split = (conv.groups, channels // conv.groups, features, *kernel)
     steps = (Reshape(split), Transpose((0, 2, 1, *range(3, len(split)))), Reshape(conv.weight_shape))

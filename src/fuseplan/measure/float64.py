@@ -24,6 +24,7 @@ from fuseplan.ops.matmul import Product
 from fuseplan.ops.normalization import Normalization
 from fuseplan.ops.parts import Parted
 from fuseplan.ops.pool import Pool, taps_counted
+from fuseplan.ops.transposed import ConvTranspose, by_groups, spread
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.plans.step import Step
 from fuseplan.scalar import fold
@@ -39,7 +40,7 @@ def evaluated(plan: FusionPlan, tensors: Tensors, slip: float = 0.0) -> tuple[Te
     x = tensors["src"].double()
     results: dict[str, Tensor] = {}
     for step in plan.steps:
-        if isinstance(step.op, Conv | Product | LinearWeightGradient | ConvWeightGradient):
+        if isinstance(step.op, Conv | ConvTranspose | Product | LinearWeightGradient | ConvWeightGradient):
             x = applied(step, x, tensors)
         elif isinstance(step.op, Attending):
             x, made = attended(step, step.op, x, tensors)
@@ -89,11 +90,13 @@ def applied(step: Step, x: Tensor, tensors: Tensors) -> Tensor:
         return grad.reshape(-1, step.op.features).T @ x.reshape(-1, x.shape[-1])
     if isinstance(step.op, ConvWeightGradient):
         return weight_gradient(step.op, step.src, x, tensors[step.keys["grad"]].double())
-    if not isinstance(step.op, Conv | Product):
+    if not isinstance(step.op, Conv | ConvTranspose | Product):
         raise TypeError(f"the float64 reference on a GPU does not support {step.op.name!r}")
     weight = tensors[step.keys["weight"]].double()
     if isinstance(step.op, Conv):
         return convolved(step.op, step.src, x, weight)
+    if isinstance(step.op, ConvTranspose):
+        return spread(x, by_groups(weight, step.op.groups), step.op.window(step.src), x.new_zeros)
     matrix = weight.mT if step.op.transposed else weight
     return (x.reshape(x.shape[0], -1, x.shape[-1]) @ matrix).reshape(*x.shape[:-1], -1)
 

@@ -150,6 +150,17 @@ def _convolution(layer: Layer) -> Call:
     return lambda x, weight, bias=None: function(x, weight, bias, *how)
 
 
+def _transposed(layer: Layer) -> Call:
+    op: Any = layer.step.op
+    window = op.window(layer.step.src)
+    if any(low != high for low, high in window.padding):
+        raise refuse("PyTorch", layer)
+    padding = [low for low, _ in window.padding]
+    how = window.stride, padding, op.per_axis(op.output_padding), op.groups, window.dilation
+    function = getattr(functional, layer.name)
+    return lambda x, weight, bias=None: function(x, weight, bias, *how)
+
+
 def _pool(layer: Layer) -> Call:
     op: Any = layer.step.op
     window, name = op.window(layer.step.src), "count_include_pad"
@@ -369,6 +380,7 @@ def _reduction(layer: Layer) -> Call:
 
 FUNCTIONS: Mapping[str, Callable[[Layer], Call]] = {
     **dict.fromkeys((f"conv{axes}d" for axes in (1, 2, 3)), _convolution),
+    **dict.fromkeys((f"conv_transpose{axes}d" for axes in (1, 2, 3)), _transposed),
     **dict.fromkeys((f"{kind}_pool{axes}d" for kind in ("max", "avg") for axes in (1, 2, 3)), _pool),
     **dict.fromkeys(("matmul", "linear"), _product),
     **dict.fromkeys(("layer_norm", "rms_norm", "group_norm", "instance_norm"), _norm),

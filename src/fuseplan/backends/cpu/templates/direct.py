@@ -108,7 +108,7 @@ class Direct(DirectKnobs):
         """
         conv = kernel.contraction
         if conv.is_transposed:
-            parts = (of_residues(conv, of) for of in every(conv))
+            parts = (of_residues(conv, [run[0] for run in runs]) for runs in every(conv))
             return by_residues(conv, [self._panels(part, kernel, target) for part in parts])
         return self._panels(conv, kernel, target)
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import product
 from math import prod
 
 from fuseplan.backends.cpu import model, staging
 from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.ir import Index, Value
-from fuseplan.backends.cpu.loops import offset_of
+from fuseplan.backends.cpu.loops import offset_of, places
 from fuseplan.backends.cpu.staging import Staged
 from fuseplan.backends.cpu.templates.direct_writer import DirectKnobs, DirectWriter
 from fuseplan.backends.cpu.tiling import Tiling, is_per_image, tiling
@@ -19,7 +19,7 @@ from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.packing import Join, Step, Take
 from fuseplan.kernels.target import Target
-from fuseplan.kernels.transposed import Residue, every, of_residues, widest
+from fuseplan.kernels.transposed import Run, every, of_residues, widest
 
 
 def largest(kernel: Kernel) -> Kernel:
@@ -35,34 +35,45 @@ def largest(kernel: Kernel) -> Kernel:
 
 def most_rows(kernel: Kernel) -> int:
     """Positions of the largest tile that every residue has: channels first, those of a line."""
-    counts = [[each.count for each in of] for of in every(kernel.contraction)]
+    counts = [[run[0].count for run in runs] for runs in every(kernel.contraction)]
     if not model.features_innermost(kernel):
         return min(each[-1] for each in counts)
     return min(map(prod, counts)) * (1 if is_per_image(kernel) else kernel.dst.batch)
 
 
 def by_residues(conv: Contraction, steps: Sequence[tuple[Step, ...]]) -> tuple[Step, ...]:
-    """The steps of a weight, which are told for the taps of each residue, as one result after another."""
-    taken = (tuple(Take(2 + axis, each.taps) for axis, each in enumerate(of)) for of in every(conv))
-    return (Join(tuple((*taps, *rest) for taps, rest in zip(taken, steps, strict=True))),)
+    """The steps of a weight, which are told for each combination of runs, for each residue of these."""
+    chains = []
+    for runs, rest in zip(every(conv), steps, strict=True):
+        for of in product(*runs):
+            chains.append((*(Take(2 + axis, each.taps) for axis, each in enumerate(of)), *rest))
+    return (Join(tuple(chains)),)
 
 
 class ResidueWriter(DirectWriter):
-    """Writes the tasks of one residue.
+    """Writes the tasks of a run of residues along each axis.
 
     Args:
         knobs: of the template.
         frame: the kernel being written.
-        of: the residue along each axis.
+        runs: of the residues.
         common: how src is found by all of them.
         src: what the loops read.
+        weight: elements of the packed weight in front of that of the first of these residues.
     """
 
     def __init__(
-        self, knobs: DirectKnobs, frame: Frame, of: Sequence[Residue], common: Staged, src: Value
+        self,
+        knobs: DirectKnobs,
+        frame: Frame,
+        runs: Sequence[Run],
+        common: Staged,
+        src: Value,
+        weight: int,
     ) -> None:
         self.frame, whole = frame, frame.kernel.contraction
-        self.stored, self.of = None, of
+        self.stored, self.runs, self.ahead = None, runs, weight
+        of = [run[0] for run in runs]
         self._set(knobs, frame.kernel, of_residues(whole, of))
         self.staged = replace(common, convolution=self.conv)
         ahead = (low - each.low for low, each in zip(common.low, of, strict=True))
@@ -74,9 +85,28 @@ class ResidueWriter(DirectWriter):
         pitch = self.kernel.pitch if self.innermost else 1
         spread = replace(self.conv, stride=whole.stride, channels=pitch)
         self._dst = Staged(spread, False, (), whole.dst_spatial)
-        self._begin = offset_of((each.begin for each in of), self._dst.strides)
+        self._lengths = [len(run) for run in runs]
+        self.size = self.conv.groups * self.panels * self.depth * self.panel
+        self.count = prod(self._lengths)
 
-    def _elements(self, tiles: Tiling, image: Index | None, position: Index) -> list[Index]:
+    def each_residue(self, write: Callable[[Index], None], task: Index) -> None:
+        """Writes a task for each residue, a loop where there are several."""
+        if self.count == 1:
+            self._residue(0)
+            write(task)
+            return
+        with self.b.loop(0, self.count, name="residue") as number:
+            self._residue(number)
+            write(task)
+
+    def _residue(self, number: Index) -> None:
+        """The residue whose outputs are written next."""
+        packed = self.frame.pointer("operand", self.kernel.weight.key)
+        self.weight = self.b.at(packed, number * self.size + self.ahead)
+        at = zip(self.runs, places(number, self._lengths), strict=True)
+        self._begin = offset_of((run[0].begin + place for run, place in at), self._dst.strides)
+
+    def _elements(self, tiles: Tiling, image: Index | None, position: Index) -> Iterable[Index]:
         lying = replace(tiles, staged=self._dst)
         distances = lying.distances()
         if distances is None:
@@ -91,39 +121,28 @@ class ResidueWriter(DirectWriter):
 
 def source(knobs: DirectKnobs, kernel: Kernel, target: Target) -> Source:
     """A task is a block of each residue's outputs, neighbours in dst; src is copied before them."""
-    conv = kernel.contraction
-    parts = list(every(conv))
+    parts = list(every(kernel.contraction))
     common = _common(kernel, parts)
     frame = Frame(knobs, kernel, target, workspace=common.copies)
     src = staging.emit(frame, common, frame.pointer("workspace" if common.copies else "src"))
-    writers, weight = [], 0
-    for of in parts:
-        writer = ResidueWriter(knobs, frame, of, common, src)
-        writer.weight = frame.body.at(writer.weight, weight)
-        weight += writer.conv.groups * writer.panels * writer.depth * writer.panel
-        writers.append(writer.shared_out())
-    most = max(int(tasks) for tasks, _ in writers)
+    writers, weight = list[ResidueWriter](), 0
+    for runs in parts:
+        writers.append(ResidueWriter(knobs, frame, runs, common, src, weight))
+        weight += writers[-1].count * writers[-1].size
+    shared = [(writer, *writer.shared_out()) for writer in writers]
+    most = max(int(tasks) for _, tasks, _ in shared)
     with frame.tasks(most) as task:
-        for tasks, write in writers:
-            with ExitStack() as guard:
-                if tasks < most:
-                    guard.enter_context(frame.body.when(frame.body.compare("slt", task, tasks)))
-                write(task)
+        for writer, tasks, write in shared:
+            with frame.body.when(frame.body.compare("slt", task, tasks)):
+                writer.each_residue(write, task)
     return frame.source(**common.workspace(model.itemsize(kernel)))
 
 
-def _common(kernel: Kernel, parts: Sequence[Sequence[Residue]]) -> Staged:
+def _common(kernel: Kernel, parts: Sequence[Sequence[Run]]) -> Staged:
     """How src is found: with the padding of all residues."""
-    wide = largest(kernel)
-    low = [pair[0] for pair in wide.contraction.padding]
-    extents = [
-        max(
-            front + 1,
-            *(
-                front - of[axis].low + of[axis].count + (len(of[axis].taps) - 1) * of[axis].step
-                for of in parts
-            ),
-        )
-        for axis, front in enumerate(low)
-    ]
+    wide, extents = largest(kernel), list[int]()
+    for axis, (low, _) in enumerate(wide.contraction.padding):
+        along = [runs[axis][0] for runs in parts]
+        ends = (each.count + (len(each.taps) - 1) * each.step - each.low for each in along)
+        extents.append(low + max(1, *ends))
     return staging.staged(wide, extents=extents)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -223,10 +223,10 @@ class DirectWriter:
 
     # ---- results
 
-    def _elements(self, tiles: Tiling, image: Index | None, position: Index) -> list[Index]:
+    def _elements(self, tiles: Tiling, image: Index | None, position: Index) -> Iterable[Index]:
         """Where in dst the first feature of each of the tile's positions lies, features innermost."""
         first = position if image is None else image * self.image + position
-        return [(first + r) * self.kernel.pitch for r in range(tiles.rows)]
+        return ((first + r) * self.kernel.pitch for r in range(tiles.rows))
 
     def _run(self, tiles: Tiling, plane: Index, position: Index) -> tuple[Index, int]:
         """Where the tile's first position lies in a plane of dst, and the step to the next one."""
@@ -243,9 +243,8 @@ class DirectWriter:
     ) -> None:
         """In a gated product, vectors of gates and of values take turns, and two make one of dst's."""
         known: dict[object, Value] = {}
-        elements = self._elements(tiles, image, position)
         extent, each = self.kernel.dst.channels, self.each
-        for r, line in enumerate(values):
+        for element, line in zip(self._elements(tiles, image, position), values, strict=True):
             for j in range(0, len(line), each):
                 done = j // each * self.lanes
                 channel, count = feature + done, min(self.lanes, features - done)
@@ -253,7 +252,7 @@ class DirectWriter:
                 for i, value in enumerate(line[j : j + each] if each > 1 else ()):
                     gate = Place(0, channel + i * extent, True, count)
                     parts[f"x[{i}]"] = self.between.apply(value, gate, known)
-                place = Place(elements[r] + channel, channel, True, count)
+                place = Place(element + channel, channel, True, count)
                 finish(self.frame, self.tail, line[j], place, known, parts=parts)
 
     def _store_positions(
