@@ -10,10 +10,10 @@ from math import prod
 from fuseplan.backends.cpu import model, staging
 from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.ir import Index, Value
-from fuseplan.backends.cpu.loops import offset_of, places
+from fuseplan.backends.cpu.loops import larger, offset_of, places
 from fuseplan.backends.cpu.staging import Staged
 from fuseplan.backends.cpu.templates.direct_writer import DirectKnobs, DirectWriter
-from fuseplan.backends.cpu.tiling import Tiling, is_per_image, tiling
+from fuseplan.backends.cpu.tiling import Tiling, is_per_image, serving, tiling
 from fuseplan.kernels.contraction import Contraction
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel
@@ -24,13 +24,17 @@ from fuseplan.kernels.transposed import Run, every, of_residues, widest
 
 def largest(kernel: Kernel) -> Kernel:
     """The kernel of the residue with the most outputs and taps, for estimates; any other kernel as it is."""
-    conv = kernel.contraction
-    if not conv.is_transposed:
+    if not kernel.contraction.is_transposed:
         return kernel
-    made = widest(conv)
-    made = replace(made, padding=tuple((max(0, low), high) for low, high in made.padding))
+    made = _padded(kernel.contraction)
     dst = kernel.dst.with_shape((*kernel.dst.shape[:2], *made.dst_spatial))
     return replace(kernel, centre=made, dst=dst)
+
+
+def _padded(conv: Contraction) -> Contraction:
+    """The widest convolution; none begins inside src."""
+    made = widest(conv)
+    return replace(made, padding=tuple((max(0, low), high) for low, high in made.padding))
 
 
 def most_rows(kernel: Kernel) -> int:
@@ -57,6 +61,7 @@ class ResidueWriter(DirectWriter):
         knobs: of the template.
         frame: the kernel being written.
         runs: of the residues.
+        known: the contraction with numbers.
         common: how src is found by all of them.
         src: what the loops read.
         weight: elements of the packed weight in front of that of the first of these residues.
@@ -67,6 +72,7 @@ class ResidueWriter(DirectWriter):
         knobs: DirectKnobs,
         frame: Frame,
         runs: Sequence[Run],
+        known: Contraction,
         common: Staged,
         src: Value,
         weight: int,
@@ -78,9 +84,11 @@ class ResidueWriter(DirectWriter):
         self.staged = replace(common, convolution=self.conv)
         ahead = (low - each.low for low, each in zip(common.low, of, strict=True))
         self.src = self.b.at(src, offset_of(ahead, common.strides))
-        sheet = self.image * (1 if self.per_image else self.conv.batch)
-        self.tiling = tiling(self.staged, knobs.rows, sheet, plain=True, scattered=self.innermost)
-        self.tilings = [(self.tiling, Value(self.b, "i1", "true"))]
+        planned = replace(common, convolution=of_residues(known, of))
+        sheets = [1 if self.per_image else each.batch for each in (known, self.conv)]
+        covering = tiling(planned, knobs.rows, self.image * sheets[0], plain=True, scattered=self.innermost)
+        self.tiling = replace(covering, staged=self.staged, positions=self.image * sheets[1])
+        self.tilings = serving(self.b, self.tiling, self.image)
         # dst as src is found: its positions lie a stride apart.
         pitch = self.kernel.pitch if self.innermost else 1
         spread = replace(self.conv, stride=whole.stride, channels=pitch)
@@ -121,16 +129,20 @@ class ResidueWriter(DirectWriter):
 
 def source(knobs: DirectKnobs, kernel: Kernel, target: Target) -> Source:
     """A task is a block of each residue's outputs, neighbours in dst; src is copied before them."""
-    parts = list(every(kernel.contraction))
-    common = _common(kernel, parts)
-    frame = Frame(knobs, kernel, target, workspace=common.copies)
+    known = kernel.contraction
+    parts = list(every(known))
+    frame = Frame(knobs, kernel, target, workspace=_common(kernel, parts).copies)
+    common = _common(frame.kernel, parts)
     src = staging.emit(frame, common, frame.pointer("workspace" if common.copies else "src"))
     writers, weight = list[ResidueWriter](), 0
     for runs in parts:
-        writers.append(ResidueWriter(knobs, frame, runs, common, src, weight))
+        writers.append(ResidueWriter(knobs, frame, runs, known, common, src, weight))
         weight += writers[-1].count * writers[-1].size
     shared = [(writer, *writer.shared_out()) for writer in writers]
-    most = max(int(tasks) for _, tasks, _ in shared)
+    most = shared[0][1]
+    for _, tasks, _ in shared[1:]:
+        is_known = isinstance(most, int) and isinstance(tasks, int)
+        most = max(most, tasks) if is_known else larger(frame.body, most, tasks)
     with frame.tasks(most) as task:
         for writer, tasks, write in shared:
             with frame.body.when(frame.body.compare("slt", task, tasks)):
@@ -140,9 +152,9 @@ def source(knobs: DirectKnobs, kernel: Kernel, target: Target) -> Source:
 
 def _common(kernel: Kernel, parts: Sequence[Sequence[Run]]) -> Staged:
     """How src is found: with the padding of all residues."""
-    wide, extents = largest(kernel), list[int]()
-    for axis, (low, _) in enumerate(wide.contraction.padding):
+    wide, extents = _padded(kernel.contraction), list[int]()
+    for axis, (low, _) in enumerate(wide.padding):
         along = [runs[axis][0] for runs in parts]
         ends = (each.count + (len(each.taps) - 1) * each.step - each.low for each in along)
         extents.append(low + max(1, *ends))
-    return staging.staged(wide, extents=extents)
+    return staging.staged(replace(kernel, centre=wide), extents=extents)
