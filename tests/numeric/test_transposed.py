@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -134,7 +135,12 @@ def test_any_transposed_convolution(
     out = (extent - 1) * stride + (kernel - 1) * dilation + 1 - sum(padding) + more
     if out < 1:
         return
-    options = {"stride": stride, "dilation": dilation, "output_padding": more, "groups": groups}
+    options: dict[str, Any] = {
+        "stride": stride,
+        "dilation": dilation,
+        "output_padding": more,
+        "groups": groups,
+    }
     op = TRANSPOSED[axes - 1](3 * groups, kernel, padding=(padding,) * axes, **options)
     shape = "x".join(map(str, (2, 2 * groups, *(extent,) * axes)))
     plan = FusionPlan.parse(f"f32[{shape}, {LAYOUTS[axes + 2][last]}] -> relu").src

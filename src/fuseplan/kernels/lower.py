@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from fuseplan.kernels import transposed
 from fuseplan.kernels.cells import placed_output, placed_result, spread
 from fuseplan.kernels.centre import Reduction, Summary
 from fuseplan.kernels.contracted import contraction
@@ -16,6 +15,7 @@ from fuseplan.kernels.kernel import Kernel, KernelOperand, Output, Stage
 from fuseplan.kernels.lookup import reads_rows
 from fuseplan.kernels.match import Match, row_stride, rows_of
 from fuseplan.kernels.runs import parts_in_runs, split_step
+from fuseplan.kernels.transposed import given_weight
 from fuseplan.language.declarations import Operand, Result
 from fuseplan.language.layouts import behind_runs, dense
 from fuseplan.language.parts import Split
@@ -387,15 +387,11 @@ def _roaming(made: Operand, src: TensorSpec, role: str) -> KernelOperand:
 def _weights(step: Step) -> Iterator[KernelOperand]:
     """The second factor, where there is one."""
     for each in _operands((step,), "weight"):
-        if isinstance(step.op, ConvTranspose):
-            conv = contraction(step)
-            given, axes = transposed.given_weight(each, conv), range(len(conv.weight_shape))
-            yield replace(each, axes=tuple(axes), shape=conv.weight_shape, given=given)
-            continue
         axes = list(range(len(each.shape)))
         if isinstance(step.op, Product) and not step.op.transposed:
             axes[-2:] = reversed(axes[-2:])
-        yield replace(each, axes=tuple(axes))
+        made = replace(each, axes=tuple(axes))
+        yield given_weight(made, contraction(step)) if isinstance(step.op, ConvTranspose) else made
 
 
 def _stage(step: Step) -> Stage:

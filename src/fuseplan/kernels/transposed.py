@@ -14,8 +14,7 @@ from math import gcd
 
 from fuseplan.kernels.contraction import Contraction
 from fuseplan.kernels.kernel import KernelOperand
-from fuseplan.kernels.packing import Packing, Reshape, Take, Transpose
-from fuseplan.language.declarations import Operand
+from fuseplan.kernels.packing import Packing, Reshape, Step, Take, Transpose
 
 
 @dataclass(frozen=True)
@@ -45,10 +44,10 @@ Run = tuple[Residue, ...]
 
 
 def residues(conv: Contraction) -> tuple[tuple[Residue, ...], ...]:
-    """The residues along each axis of a transposed convolution, as many as its stride."""
+    """The residues along each axis of a transposed convolution, as many as its stride or its outputs."""
     lows = (low for low, _ in conv.padding)
     axes = zip(conv.dst_spatial, conv.kernel, conv.stride, conv.dilation, lows, strict=True)
-    return tuple(tuple(_residue(begin, *axis) for begin in range(axis[2])) for axis in axes)
+    return tuple(tuple(_residue(begin, *axis) for begin in range(min(axis[0], axis[2]))) for axis in axes)
 
 
 def _residue(begin: int, out: int, kernel: int, stride: int, dilation: int, low: int) -> Residue:
@@ -103,18 +102,30 @@ def by_residue(weight: KernelOperand, conv: Contraction) -> Packing:
 
 
 def plain(conv: Contraction) -> Contraction:
-    """The convolution that a transposed one is where it has one residue, which begins in front of src."""
+    """The convolution that a transposed one is where it has one residue, which begins in front of src.
+
+    An axis of one element has no stride: with a large one, each output has a residue, and at most one tap.
+    """
+    apart = zip(
+        conv.src_spatial, conv.dst_spatial, conv.kernel, conv.stride, conv.dilation, conv.padding, strict=True
+    )
+    strides = (
+        max(low + out, (taps - 1) * dilation + 1) if extent == 1 else stride
+        for extent, out, taps, stride, dilation, (low, _) in apart
+    )
+    conv = replace(conv, stride=tuple(strides))
     first = [axis[0] for axis in residues(conv)]
     if max(conv.stride) > 1 or any(each.low < 0 for each in first):
         return conv
     return of_residues(conv, first)
 
 
-def given_weight(made: Operand, conv: Contraction) -> Packing:
+def given_weight(made: KernelOperand, conv: Contraction) -> KernelOperand:
     """A weight (c, features/groups, *kernel) as (features, c/groups, *kernel); of a convolution, turned."""
     channels, features, *kernel = made.shape
     split = (conv.groups, channels // conv.groups, features, *kernel)
-    steps = (Reshape(split), Transpose((0, 2, 1, *range(3, len(split)))), Reshape(conv.weight_shape))
+    shape = conv.weight_shape
+    steps: tuple[Step, ...] = (Reshape(split), Transpose((0, 2, 1, *range(3, len(split)))), Reshape(shape))
     if not conv.is_transposed:
         steps += tuple(Take(2 + axis, tuple(reversed(range(taps)))) for axis, taps in enumerate(kernel))
-    return Packing(made.shape, made.dtype, steps)
+    return replace(made, shape=shape, given=Packing(made.shape, made.dtype, steps))

@@ -16,11 +16,12 @@ from torch.nn import functional
 
 from fuseplan.language.declarations import aligned, lined_up
 from fuseplan.language.dtypes import dtype_of
-from fuseplan.measure.layers import CannotRunError, Layer, convolution_of, is_usual, refuse
+from fuseplan.measure.layers import CannotRunError, Layer, is_usual, refuse
 from fuseplan.measure.spaces import torch_dtype
 from fuseplan.op import Op
 from fuseplan.ops.activation import ACTIVATIONS, Gelu
 from fuseplan.ops.dynamic import LEAST
+from fuseplan.ops.transposed import ConvTranspose
 from fuseplan.ops.windows import Windowed
 
 Tensor = Any
@@ -144,20 +145,13 @@ def _has_backward(of: Op) -> bool:
 
 
 def _convolution(layer: Layer) -> Call:
-    op, window = convolution_of(layer)
-    function = getattr(functional, f"conv{len(window.kernel)}d")
-    how = window.stride, [low for low, _ in window.padding], window.dilation, op.groups
-    return lambda x, weight, bias=None: function(x, weight, bias, *how)
-
-
-def _transposed(layer: Layer) -> Call:
     op: Any = layer.step.op
-    window = op.window(layer.step.src)
-    if any(low != high for low, high in window.padding):
-        raise refuse("PyTorch", layer)
-    padding = [low for low, _ in window.padding]
-    how = window.stride, padding, op.per_axis(op.output_padding), op.groups, window.dilation
-    function = getattr(functional, layer.name)
+    window, function = op.window(layer.step.src), getattr(functional, layer.name)
+    how = [window.stride, [low for low, _ in window.padding], window.dilation, op.groups]
+    if isinstance(op, ConvTranspose):
+        if any(low != high for low, high in window.padding):
+            raise refuse("PyTorch", layer)
+        how[2:] = op.per_axis(op.output_padding), op.groups, window.dilation
     return lambda x, weight, bias=None: function(x, weight, bias, *how)
 
 
@@ -380,7 +374,7 @@ def _reduction(layer: Layer) -> Call:
 
 FUNCTIONS: Mapping[str, Callable[[Layer], Call]] = {
     **dict.fromkeys((f"conv{axes}d" for axes in (1, 2, 3)), _convolution),
-    **dict.fromkeys((f"conv_transpose{axes}d" for axes in (1, 2, 3)), _transposed),
+    **dict.fromkeys((f"conv_transpose{axes}d" for axes in (1, 2, 3)), _convolution),
     **dict.fromkeys((f"{kind}_pool{axes}d" for kind in ("max", "avg") for axes in (1, 2, 3)), _pool),
     **dict.fromkeys(("matmul", "linear"), _product),
     **dict.fromkeys(("layer_norm", "rms_norm", "group_norm", "instance_norm"), _norm),

@@ -111,10 +111,11 @@ def tiling(
         rows: positions in a tile.
         positions: in the sheet.
         plain: positions are no run elsewhere, even where src is read as one.
-        scattered: tiles may lie in several lines.
+        scattered: tiles may begin anywhere; else they are parts of lines, or whole ones.
     """
     if not scattered:
-        return Tiling(staged, rows, positions, "line")
+        is_part = rows <= staged.convolution.dst_spatial[-1]
+        return Tiling(staged, rows, positions, "line" if is_part else "lines")
     if is_run(staged) and not plain:
         return Tiling(staged, rows, positions, "run")
     width = staged.convolution.dst_spatial[-1]

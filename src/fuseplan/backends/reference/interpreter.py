@@ -194,9 +194,9 @@ def convolve(convolution: Contraction, x: Array, weight: Array) -> Array:
     if convolution.is_matrix_product and convolution.groups == 1:
         return product(x, weight.reshape(-1, convolution.features, convolution.channels))
     if convolution.is_transposed:
-        return spread(
-            x, weight.reshape(convolution.groups, -1, *weight.shape[1:]), _window(convolution), np.zeros
-        )
+        grouped = weight.reshape(convolution.groups, -1, *weight.shape[1:])
+        made: Array = spread(x, grouped, _window(convolution), np.zeros)
+        return made
     return correlation(x, weight, _window(convolution), convolution.groups)
 
 

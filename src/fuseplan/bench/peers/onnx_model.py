@@ -121,7 +121,8 @@ class _Writer:
         return name
 
     def _convolution(self, layer: Layer) -> None:
-        op, more = layer.step.op, {}
+        op: Any = layer.step.op
+        more: dict[str, Any] = {}
         if isinstance(op, ConvTranspose):
             shape, more = op.window(layer.step.src), {"output_padding": list(op.per_axis(op.output_padding))}
         else:

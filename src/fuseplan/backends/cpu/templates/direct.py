@@ -13,7 +13,7 @@ from typing import ClassVar
 from fuseplan.backends.cpu import model, pairs, staging
 from fuseplan.backends.cpu.rows import as_rows
 from fuseplan.backends.cpu.templates import direct_residues
-from fuseplan.backends.cpu.templates.direct_residues import by_residues, largest, most_rows
+from fuseplan.backends.cpu.templates.direct_residues import by_residues, largest, rows_fit
 from fuseplan.backends.cpu.templates.direct_writer import DirectKnobs, DirectWriter
 from fuseplan.backends.cpu.tiling import MOST_ADDRESSES, Tiling, is_per_image, room, sheet, tiling
 from fuseplan.backends.parts import gates_beside
@@ -66,16 +66,17 @@ class Direct(DirectKnobs):
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
         whole, kernel = kernel, largest(as_rows(kernel))
         conv, width = kernel.contraction, lanes(kernel, target)
-        most = most_rows(whole) if whole.contraction.is_transposed else 16
-        tiles = sorted(_tiles(kernel, target, most), key=lambda tile: _waste(kernel, target, *tile))
+        is_spread = whole.contraction.is_transposed
+        tiles = sorted(_tiles(kernel, target, is_spread), key=lambda tile: _waste(kernel, target, *tile))
+        tiles = [tile for tile in tiles if not is_spread or rows_fit(whole, tile[0])]
         for rows, vectors in tiles[:2]:
             panels = -(-conv.features_per_group // (vectors * width))
-            lines = 0 if whole.contraction.is_transposed else _lines(kernel, target, rows)
+            lines = 0 if is_spread else _lines(kernel, target, rows)
             if lines:
                 covering = tiling(staging.staged(kernel), rows, lines * prod(conv.dst_spatial[1:]))
                 yield cls(rows, vectors, covering.count, panels, lines)
             blocked = cls(rows, vectors, *_blocks(kernel, target, rows, panels))
-            if accuracy == "default" and pairs.fits(kernel, target) and not whole.contraction.is_transposed:
+            if accuracy == "default" and pairs.fits(kernel, target) and not is_spread:
                 yield replace(blocked, pairs=True)
             yield blocked
 
@@ -145,15 +146,18 @@ def _covering(kernel: Kernel, rows: int) -> Tiling:
     return tiling(staging.staged(kernel), rows, sheet(kernel))
 
 
-def _tiles(kernel: Kernel, target: Target, largest_rows: int) -> Iterator[tuple[int, int]]:
-    """Tiles whose accumulators and row of weights fit the registers; LLVM wants an eighth to move in."""
+def _tiles(kernel: Kernel, target: Target, is_any: bool = False) -> Iterator[tuple[int, int]]:
+    """Tiles whose accumulators and row of weights fit the registers; LLVM wants an eighth to move in.
+
+    Of each width the larger half, or any.
+    """
     conv = kernel.contraction
     width, positions = lanes(kernel, target), sheet(kernel)
     most = positions if model.features_innermost(kernel) else min(positions, width)
     counts = range(1, min(4, -(-conv.features_per_group // width)) + 1)
     for vectors in (2, 4) if kernel.parts else counts:
-        top = min(most, largest_rows, 16, (target.vector_registers * 7 // 8 - vectors) // vectors)
-        for rows in range(max(1, top // 2), top + 1):
+        top = min(most, 16, (target.vector_registers * 7 // 8 - vectors) // vectors)
+        for rows in range(1 if is_any else max(1, top // 2), top + 1):
             yield rows, vectors
 
 

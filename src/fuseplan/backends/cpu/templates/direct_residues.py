@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 from math import prod
@@ -13,7 +13,7 @@ from fuseplan.backends.cpu.ir import Index, Value
 from fuseplan.backends.cpu.loops import larger, offset_of, places
 from fuseplan.backends.cpu.staging import Staged
 from fuseplan.backends.cpu.templates.direct_writer import DirectKnobs, DirectWriter
-from fuseplan.backends.cpu.tiling import Tiling, is_per_image, serving, tiling
+from fuseplan.backends.cpu.tiling import Tiling, serving, tiling
 from fuseplan.kernels.contraction import Contraction
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel
@@ -37,12 +37,20 @@ def _padded(conv: Contraction) -> Contraction:
     return replace(made, padding=tuple((max(0, low), high) for low, high in made.padding))
 
 
-def most_rows(kernel: Kernel) -> int:
-    """Positions of the largest tile that every residue has: channels first, those of a line."""
+def rows_fit(kernel: Kernel, rows: int) -> bool:
+    """Whether tiles of so many positions cover every residue; channels first, whole lines or parts of one."""
     counts = [[run[0].count for run in runs] for runs in every(kernel.contraction)]
-    if not model.features_innermost(kernel):
-        return min(each[-1] for each in counts)
-    return min(map(prod, counts)) * (1 if is_per_image(kernel) else kernel.dst.batch)
+    if model.features_innermost(kernel) or _is_single(kernel.contraction):
+        return rows <= min(map(prod, counts)) * kernel.dst.batch
+    return all(
+        rows <= each[-1] or (rows % each[-1] == 0 and len(each) > 1 and each[-2] % (rows // each[-1]) == 0)
+        for each in counts
+    )
+
+
+def _is_single(conv: Contraction) -> bool:
+    """Whether a residue has one output of an image: positions are images then."""
+    return all(run[0].count == 1 for runs in every(conv) for run in runs)
 
 
 def by_residues(conv: Contraction, steps: Sequence[tuple[Step, ...]]) -> tuple[Step, ...]:
@@ -81,12 +89,20 @@ class ResidueWriter(DirectWriter):
         self.stored, self.runs, self.ahead = None, runs, weight
         of = [run[0] for run in runs]
         self._set(knobs, frame.kernel, of_residues(whole, of))
+        self.is_single = _is_single(whole)
+        self.per_image &= not self.is_single
         self.staged = replace(common, convolution=self.conv)
         ahead = (low - each.low for low, each in zip(common.low, of, strict=True))
         self.src = self.b.at(src, offset_of(ahead, common.strides))
         planned = replace(common, convolution=of_residues(known, of))
         sheets = [1 if self.per_image else each.batch for each in (known, self.conv)]
-        covering = tiling(planned, knobs.rows, self.image * sheets[0], plain=True, scattered=self.innermost)
+        covering = tiling(
+            planned,
+            knobs.rows,
+            self.image * sheets[0],
+            plain=True,
+            scattered=self.innermost or self.is_single,
+        )
         self.tiling = replace(covering, staged=self.staged, positions=self.image * sheets[1])
         self.tilings = serving(self.b, self.tiling, self.image)
         # dst as src is found: its positions lie a stride apart.
@@ -122,9 +138,17 @@ class ResidueWriter(DirectWriter):
         first = lying.offset(self.b, position, image) + self._begin
         return [first + distance for distance in distances]
 
-    def _run(self, tiles: Tiling, plane: Index, position: Index) -> tuple[Index, int]:
+    def _runs(self, tiles: Tiling, plane: Index, position: Index) -> Iterator[tuple[int, Index, int, int]]:
+        size, rows = self._dst.image, self.knobs.rows
+        if self.is_single:
+            image = size * self.conv.features
+            yield 0, plane * size + position * image + self._begin, rows, image
+            return
         lying = replace(tiles, staged=self._dst)
-        return lying.offset(self.b, position, plane) + self._begin, self._dst.convolution.stride[-1]
+        first, distances = lying.offset(self.b, position, plane) + self._begin, lying.distances() or ()
+        width = min(rows, tiles.width)
+        for begin in range(0, rows, width):
+            yield begin, first + distances[begin], width, self._dst.convolution.stride[-1]
 
 
 def source(knobs: DirectKnobs, kernel: Kernel, target: Target) -> Source:
@@ -141,8 +165,10 @@ def source(knobs: DirectKnobs, kernel: Kernel, target: Target) -> Source:
     shared = [(writer, *writer.shared_out()) for writer in writers]
     most = shared[0][1]
     for _, tasks, _ in shared[1:]:
-        is_known = isinstance(most, int) and isinstance(tasks, int)
-        most = max(most, tasks) if is_known else larger(frame.body, most, tasks)
+        if isinstance(most, int) and isinstance(tasks, int):
+            most = max(most, tasks)
+        else:
+            most = larger(frame.body, most, tasks)
     with frame.tasks(most) as task:
         for writer, tasks, write in shared:
             with frame.body.when(frame.body.compare("slt", task, tasks)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -228,9 +228,9 @@ class DirectWriter:
         first = position if image is None else image * self.image + position
         return ((first + r) * self.kernel.pitch for r in range(tiles.rows))
 
-    def _run(self, tiles: Tiling, plane: Index, position: Index) -> tuple[Index, int]:
-        """Where the tile's first position lies in a plane of dst, and the step to the next one."""
-        return plane * self.image + position, 1
+    def _runs(self, tiles: Tiling, plane: Index, position: Index) -> Iterator[tuple[int, Index, int, int]]:
+        """The tile's positions in a plane of dst: each run's first, its place, the run's length and step."""
+        yield 0, plane * self.image + position, self.knobs.rows, 1
 
     def _store_features(
         self,
@@ -275,7 +275,9 @@ class DirectWriter:
             count = min(self.lanes, features - j * self.lanes)
             for i, column in enumerate(transposed(b, square)[:count]):
                 channel = feature + (j * self.lanes + i)
-                element, step = self._run(tiles, plane + channel, position)
-                place = Place(element, channel, False, self.knobs.rows, step=step)
-                kept.spread(j * self.lanes + i, place, known)
-                finish(self.frame, self.tail, column, place, known)
+                for first, element, positions, step in self._runs(tiles, plane + channel, position):
+                    place = Place(element, channel, False, positions, step=step)
+                    kept.spread(j * self.lanes + i, place, known)
+                    lanes = [(first + lane) % self.lanes for lane in range(self.lanes)]
+                    run = b.shuffle(column, nothing, lanes) if first else column
+                    finish(self.frame, self.tail, run, place, known)
