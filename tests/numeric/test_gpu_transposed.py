@@ -29,6 +29,12 @@ SHAPES = (
     ("2x19x5x4", "conv_transpose2d(38, kernel=3, stride=2, padding=1, groups=19)"),
     ("1x6x4x5", "conv_transpose2d(6, kernel=2, stride=(3, 1), padding=((0, 1), (3, 2)), output_padding=4)"),
     ("2x3x20", "conv_transpose1d(7, kernel=9, stride=3, padding=4)"),
+    ("2x17x10", "conv_transpose1d(16, kernel=6, stride=3, padding=((1, 3),), output_padding=1)"),
+    ("3x20x1x1", "conv_transpose2d(17, kernel=4)"),
+    ("1x20x1x1", "conv_transpose2d(17, kernel=3, stride=2, padding=1)"),
+    ("1x18x1x3", "conv_transpose2d(24, kernel=(3, 4), stride=2, padding=(0, 1))"),
+    ("1x18x4x3", "conv_transpose2d(5, kernel=4, stride=2, dilation=3, padding=2)"),
+    ("1x6x2x2", "conv_transpose2d(5, kernel=2, stride=9, padding=4)"),
     ("1x5x3x4x5", "conv_transpose3d(9, kernel=3, stride=2, padding=1, output_padding=1)"),
     ("2x34x2x4x3", "conv_transpose3d(6, kernel=(1, 3, 2), stride=(2, 1, 3), padding=0, groups=2)"),
 )  # fmt: skip

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, product
-from math import gcd
+from math import gcd, prod
+from operator import add
 
 from fuseplan.kernels.contraction import Contraction
 from fuseplan.kernels.kernel import KernelOperand
@@ -91,6 +92,43 @@ def widest(conv: Contraction) -> Contraction:
             for axis, size in zip(along, conv.src_spatial, strict=True)
         ),
     )
+
+
+def joined(conv: Contraction) -> Contraction | None:
+    """The convolution whose features are those of every residue, where these read the same places of src.
+
+    Its output q has the outputs of the remainders of o + low: q*s - low and those behind it. None where taps
+    differ in number, which they do unless the stride divides the kernel, or with groups.
+    """
+    along = _aligned(conv)
+    is_whole = all(
+        len(axis) == stride and axis[0].taps for axis, stride in zip(along, conv.stride, strict=True)
+    )
+    kinds = [{(each.low, len(each.taps)) for each in axis} for axis in along]
+    if conv.groups > 1 or not is_whole or any(len(axis) > 1 for axis in kinds):
+        return None
+    made = of_residues(conv, [axis[0] for axis in along])
+    return replace(made, features=conv.features * prod(conv.stride))
+
+
+def _aligned(conv: Contraction) -> tuple[Run, ...]:
+    """The residues of the outputs from the place on where padding begins."""
+    lows = (low for low, _ in conv.padding)
+    spatial = tuple(map(add, conv.dst_spatial, lows))
+    return residues(replace(conv, dst_spatial=spatial, padding=((0, 0),) * len(spatial)))
+
+
+def by_features(weight: KernelOperand, conv: Contraction, *, last: bool) -> Packing:
+    """The weight of the `joined` convolution: neighbours are features if `last`, else residues."""
+    features, channels, *_ = weight.shape
+    along = _aligned(conv)
+    taken = [Take(2 + axis, tuple(tap for each in of for tap in each.taps)) for axis, of in enumerate(along)]
+    split = [size for of in along for size in (len(of), len(of[0].taps))]
+    outer, taps = range(2, 2 + len(split), 2), range(3, 3 + len(split), 2)
+    order = (*outer, 0, 1, *taps) if last else (0, *outer, 1, *taps)
+    joint = (features * prod(split[::2]), channels, *split[1::2])
+    steps = (*taken, Reshape((features, channels, *split)), Transpose(order), Reshape(joint))
+    return Packing(weight.shape, weight.dtype, steps)
 
 
 def by_residue(weight: KernelOperand, conv: Contraction) -> Packing:

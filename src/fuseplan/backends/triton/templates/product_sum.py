@@ -310,7 +310,7 @@ class BlockedSum(Sum):
     def _weight_at(self, channel: Index) -> Index:
         """Where a step's weights begin in a row of the packed weight."""
         row = as_index(0)
-        for axis, extent in enumerate(self.tiles.whole.kernel):
+        for axis, extent in enumerate(self.tiles.weight_kernel):
             row = row * extent + self.first[axis] + self.taps.get(axis, as_index(0))
         return row * self.tiles.weight_channels + channel
 

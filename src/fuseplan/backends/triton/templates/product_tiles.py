@@ -11,7 +11,7 @@ from fuseplan.backends.triton.shell import of_launch, programs_of
 from fuseplan.kernels.contraction import Contraction
 from fuseplan.kernels.emit import COUNTER_BYTES, Programs
 from fuseplan.kernels.kernel import Kernel
-from fuseplan.kernels.transposed import residues, widest
+from fuseplan.kernels.transposed import joined, residues, widest
 from fuseplan.language.dtypes import FP8, dtype_of
 from fuseplan.language.layouts import image_strides
 from fuseplan.language.tensor import TensorSpec
@@ -61,9 +61,12 @@ class Tiles:
     groups are zero.
 
     Attributes:
-        whole, conv: the kernel's contraction, and the products of one tile: those of a transposed convolution
-            with a stride are a convolution as large as that of any residue.
-        residues: of such a contraction, along each axis; () of any other. Each is a product of its own.
+        whole, conv: the kernel's contraction, and the convolution whose products tiles are.
+        is_joint: `whole` is a transposed convolution with a stride, and `conv` has the features of all
+            residues.
+        residues: of one where residues have taps of their own, along each axis; () of any other. Each is a
+            product of its own then, and `conv` is as large as that of any.
+        weight_kernel: taps of a feature in the packed weight, along each axis.
         is_matrix: whether rows of src are multiplied as they are: no windows, no groups.
         is_open: whether the extent that rows follow from is open.
         batches: products side by side.
@@ -84,8 +87,11 @@ class Tiles:
     def __init__(self, kernel: Kernel, knobs: Knobs) -> None:
         self.kernel, self.knobs = kernel, knobs
         self.whole = kernel.contraction
-        self.residues = residues(self.whole) if self.whole.is_transposed else ()
-        conv = self.conv = widest(self.whole) if self.residues else self.whole
+        joint = joined(self.whole) if self.whole.is_transposed and not kernel.parts else None
+        self.is_joint = joint is not None
+        self.residues = residues(self.whole) if self.whole.is_transposed and joint is None else ()
+        conv = self.conv = widest(self.whole) if self.residues else joint or self.whole
+        self.weight_kernel = self.whole.kernel if self.residues else conv.kernel
         self.is_matrix, self.is_open = is_matrix(conv) and not self.is_shifted, kernel.open_axis is not None
         self.batches = conv.batch if conv.weight_per_batch else 1
         self.rows = of_launch(kernel, conv.rows // self.batches)
@@ -143,7 +149,7 @@ class Tiles:
     @property
     def weight_row(self) -> int:
         """Elements of a packed row of the weight."""
-        return prod(self.whole.kernel) * self.weight_channels
+        return prod(self.weight_kernel) * self.weight_channels
 
     @property
     def weight_rows(self) -> int:

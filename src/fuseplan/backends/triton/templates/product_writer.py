@@ -7,8 +7,9 @@ write the sum and its reads of src.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import prod
 from operator import attrgetter, mul
 
 from fuseplan.backends.triton.elementwise import Elementwise, Place, argument
@@ -325,29 +326,58 @@ class ProductWriter(Writer):
         text, tiles, dst = self.text, self.tiles, self.kernel.dst
         over_rows, over_features = self.over_rows, self.over_features
         ends = has_feature.at(over_features)
-        axes, (inner, step) = row_axes(dst, tiles.batches), image_axes(dst)
-        position = row % tiles.image_rows if tiles.batches == 1 else row
-        if tiles.residues:
-            spots, has_row = self._spread(position, has_row)
-            image_step, *steps = (stride for axis, stride in enumerate(dst.element_strides) if axis != 1)
-            within = image_strides(dst.shape, dst.element_strides)[2:]
-            lying = total([row // tiles.image_rows * image_step, *map(mul, spots, steps)])
-            run, place = 1, total(map(mul, spots, within))
-        else:
-            lying, run, place = offset(row, axes), rows_run(axes), offset(position, inner)
+        if tiles.whole.is_transposed:
+            self._spread(summed, row, has_row, feature, ends)
+            return
         mask = text.mask("mask", has_row.at(over_rows) & ends)
-        rows = text.index("dst_row", lying + self.batch * dst.element_strides[0])
+        axes = row_axes(dst, tiles.batches)
+        rows = text.index("dst_row", offset(row, axes) + self.batch * dst.element_strides[0])
         element = rows.at(over_rows) + (feature * dst.element_strides[1]).at(over_features)
-        element = text.index("element", self.lying(element, run))
-        inside = place.at(over_rows) + (feature * step).at(over_features)
-        spot = Place(str(element), str(feature.at(over_features)), f"({inside})", str(mask), str(ends))
-        self.epilogue.store(summed, spot)
+        element = text.index("element", self.lying(element, rows_run(axes)))
+        axes, step = image_axes(dst)
+        position = row % tiles.image_rows if tiles.batches == 1 else row
+        inside = offset(position, axes).at(over_rows) + (feature * step).at(over_features)
+        place = Place(str(element), str(feature.at(over_features)), f"({inside})", str(mask), str(ends))
+        self.epilogue.store(summed, place)
 
-    def _spread(self, position: Index, has_row: Mask) -> tuple[list[Index], Mask]:
-        """Where the tile's rows lie in dst along each axis, and which of them do."""
-        spots = []
-        for axis, at in enumerate(digits(position, self.conv.dst_spatial)):
-            spot = at * self.tiles.whole.stride[axis] + self.of_residue(axis, attrgetter("begin"))
-            spots.append(self.text.index(f"{self.axes[axis]}_to", spot))
-            has_row = has_row & (spots[-1] < self.tiles.whole.dst_spatial[axis])
-        return spots, has_row
+    def _spread(self, summed: str, row: Index, has_row: Mask, feature: Index, ends: Mask) -> None:
+        """The same of a transposed convolution: outputs of a residue lie a stride apart."""
+        text, tiles, dst, whole = self.text, self.tiles, self.kernel.dst, self.tiles.whole
+        channel, begins = (
+            feature,
+            [self.of_residue(axis, attrgetter("begin")) for axis in range(len(self.axes))],
+        )
+        if tiles.is_joint:
+            channel, begins = self._residues_of(feature)
+        at = digits(row % tiles.image_rows, self.conv.dst_spatial)
+        tos = [
+            text.index(f"{name}_to", place * step)
+            for name, place, step in zip(self.axes, at, whole.stride, strict=True)
+        ]
+        mask = has_row.at(self.over_rows) & ends
+        for to, begin, extent in zip(tos, begins, whole.dst_spatial, strict=True):
+            spot = to.at(self.over_rows) + begin.at(self.over_features)
+            mask = mask & (spot >= 0) & (spot < extent)
+        mask = text.mask("mask", mask)
+
+        def offsets(steps: Sequence[int], image: Index) -> Index:
+            rows = total([image, *map(mul, tos, steps[1:])])
+            rows = rows if rows.is_vector else Index(f"tl.zeros_like({row})", 0, 0, is_vector=True)
+            columns = total([channel * steps[0], *map(mul, begins, steps[1:])])
+            return rows.at(self.over_rows) + columns.at(self.over_features)
+
+        image_step, *steps = dst.element_strides
+        element = text.index("element", offsets(steps, row // tiles.image_rows * image_step))
+        inside = offsets(image_strides(dst.shape, dst.element_strides)[1:], as_index(0))
+        place = Place(str(element), str(channel.at(self.over_features)), f"({inside})", str(mask), str(ends))
+        self.epilogue.store(summed, place)
+
+    def _residues_of(self, feature: Index) -> tuple[Index, list[Index]]:
+        """The features of dst that a joint tile's are, and where their residues begin along each axis."""
+        text, whole = self.text, self.tiles.whole
+        count = prod(whole.stride)
+        channel, number = feature // count, feature % count
+        if self.kernel.dst.element_strides[1] == 1:
+            channel, number = feature % whole.features, feature // whole.features
+        begins = zip(digits(text.index("residue", number), whole.stride), whole.padding, strict=True)
+        return text.index("channel", channel), [at - low for at, (low, _) in begins]
