@@ -52,7 +52,7 @@ def test_any_shape(shape: str, conv: str, last: bool) -> None:
 
 @BOTH
 @pytest.mark.parametrize("dtype", ["f64", "f16", "bf16"])
-@pytest.mark.parametrize(("shape", "conv"), SHAPES[:4] + SHAPES[12:])
+@pytest.mark.parametrize(("shape", "conv"), SHAPES[:4] + SHAPES[13:16] + SHAPES[18:])
 def test_any_dtype(shape: str, conv: str, dtype: str, last: bool) -> None:
     assert_interpreted(plan_of(shape, conv, last, " -> bias -> add -> gelu", dtype), Product)
 
@@ -61,8 +61,9 @@ def test_any_dtype(shape: str, conv: str, dtype: str, last: bool) -> None:
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize("before", ["relu", "batch_norm(per_activation) -> prelu"])
 @pytest.mark.parametrize("after", ["batch_norm -> gelu", "batch_norm(per_activation) -> add -> prelu"])
-def test_operators_on_either_side(before: str, after: str, dtype: str, last: bool) -> None:
-    conv = f"{before} -> conv_transpose2d(20, kernel=3, stride=2, padding=1) -> {after}"
+@pytest.mark.parametrize("kernel", [3, 4])
+def test_operators_on_either_side(kernel: int, before: str, after: str, dtype: str, last: bool) -> None:
+    conv = f"{before} -> conv_transpose2d(20, kernel={kernel}, stride=2, padding=1) -> {after}"
     assert_interpreted(plan_of("2x12x5x6", conv, last, dtype=dtype), Product)
 
 

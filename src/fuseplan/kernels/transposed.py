@@ -81,12 +81,13 @@ def _runs(axis: Sequence[Residue]) -> list[Run]:
 
 
 def widest(conv: Contraction) -> Contraction:
-    """A convolution with the outputs and the taps of the largest residue, and as much padding as any."""
+    """A convolution with the outputs and the taps of the largest residue, one at least, and any's padding."""
     along = residues(conv)
     made = of_residues(conv, [max(axis, key=lambda each: len(each.taps)) for axis in along])
     return replace(
         made,
         dst_spatial=tuple(axis[0].count for axis in along),
+        kernel=tuple(max(1, taps) for taps in made.kernel),
         padding=tuple(
             (max(each.low for each in axis), max(each.high(size) for each in axis))
             for axis, size in zip(along, conv.src_spatial, strict=True)

@@ -212,7 +212,7 @@ class BlockedSum(Sum):
         self.extents = [self._taps(axis) for axis in range(len(kernel))]
         self.first = [self.of_residue(axis, self._before(axis)) for axis in range(len(kernel))]
         self.steps = as_index(self.tiles.steps)
-        if any(extent.constant is None for extent in self.extents):
+        if any(extent.constant != taps for extent, taps in zip(self.extents, kernel, strict=True)):
             taps = functools.reduce(mul, self.extents)
             self.steps = self.text.index("steps", taps * (self.tiles.steps // self.conv.taps))
         first = digits(self.before % self.conv.taps, kernel)
