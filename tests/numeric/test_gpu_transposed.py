@@ -6,6 +6,7 @@ import pytest
 
 from fuseplan.backends.triton.templates.hopper import Hopper
 from fuseplan.backends.triton.templates.product import Product
+from fuseplan.backends.triton.templates.product_tiles import Knobs, Tiles
 from fuseplan.kernels.lower import lower
 from fuseplan.kernels.match import match
 from fuseplan.kernels.target import parse_target
@@ -83,6 +84,23 @@ def test_every_candidate_of_each_sample(plan: FusionPlan, dtype: str) -> None:
 def test_rows_of_an_open_axis(tail: str) -> None:
     plan = f"f32[*x6x4x5, nhwc] -> conv_transpose2d(18, kernel=4, stride=2, padding=1){tail}"
     assert_interpreted(plan, Product, extent=3)
+
+
+@pytest.mark.parametrize(
+    ("plan", "is_joint"),
+    [
+        ("f32[2x64x16x16] -> conv_transpose2d(64, kernel=4, stride=2, padding=1, output_padding=1)", True),
+        ("f32[2x64x16x16, nhwc] -> conv_transpose2d(64, kernel=4, stride=2)", False),
+        ("f16[2x64x16x16] -> conv_transpose2d(64, kernel=4, stride=2)", False),
+        ("f16[2x64x16x16, nhwc] -> conv_transpose2d(64, kernel=2, stride=2)", True),
+        ("f32[2x64x4x4] -> conv_transpose2d(64, kernel=4, stride=2, padding=1)", False),  # half is cut off
+        ("f32[2x64x16x16] -> conv_transpose2d(64, kernel=3, stride=2)", False),
+        ("f32[2x64x16x16] -> conv_transpose2d(64, kernel=4, stride=2, groups=2)", False),
+    ],
+)
+def test_residues_share_a_tile_where_that_pays(plan: str, is_joint: bool) -> None:
+    tiles = Tiles(lower(match(FusionPlan.parse(plan))), Knobs(64, 64, 32))
+    assert (tiles.is_joint, bool(tiles.residues)) == (is_joint, not is_joint)
 
 
 def test_stride_1_is_a_convolution_of_every_template() -> None:

@@ -349,8 +349,8 @@ def _extents(
     if arithmetic == "ieee":
         return ((64, 64, 4), (128, 64, 8), (32, 32, 4), (16, 16, 4))
     large = () if kernel.weight.dtype == "f32" else ((256, 64, 4),)  # f32 has sums in twice the registers
-    large += ((128, 256, 8),) * probe.is_joint
-    usual = ((64, 128, 4), (128, 128, 8), (128, 64, 4), *large, (64, 64, 4), (32, 32, 4), (64, 16, 4))
+    joint = ((128, 256, 8),) * probe.is_joint
+    usual = (*joint, (64, 128, 4), (128, 128, 8), (128, 64, 4), *large, (64, 64, 4), (32, 32, 4), (64, 16, 4))
     # Where tiles leave processors without work, tiles of few rows, their features first.
     has_few = 2 * Tiles(kernel, Knobs(64, 64, LEAST)).count <= target.processors
     is_short = arithmetic == "tf32x3" and kernel.contraction.depth < FINE_DEPTH  # the weight is split finely

@@ -87,7 +87,7 @@ class Tiles:
     def __init__(self, kernel: Kernel, knobs: Knobs) -> None:
         self.kernel, self.knobs = kernel, knobs
         self.whole = kernel.contraction
-        joint = joined(self.whole) if self.whole.is_transposed and not kernel.parts else None
+        joint = joint_of(kernel)
         self.is_joint = joint is not None
         self.residues = residues(self.whole) if self.whole.is_transposed and joint is None else ()
         conv = self.conv = widest(self.whole) if self.residues else joint or self.whole
@@ -199,6 +199,20 @@ def sum_dtype(knobs: Knobs, kernel: Kernel) -> str:
     """The dtype of a tile's sum: i32 of products of i8, which are exact, else the compute dtype."""
     is_exact = kernel.weight.dtype == "i8" and knobs.arithmetic == "native"
     return "i32" if is_exact else kernel.compute_dtype
+
+
+def joint_of(kernel: Kernel) -> Contraction | None:
+    """The convolution with the features of all residues of a transposed one, where it takes less time.
+
+    It gathers src once for all of them, which pays where elements come one at a time: on an H200, f32 with
+    channels first takes 0.68 to 0.74 of the time of residues apart, and f16 1.1 to 1.2.
+    """
+    whole = kernel.contraction
+    made = joined(whole) if whole.is_transposed and not kernel.parts else None
+    if made is None or made.rows * made.features > 1.1 * whole.rows * whole.features:
+        return None
+    is_slow = kernel.src.itemsize > 2 and kernel.src.element_strides[1] != 1
+    return made if made.taps == 1 or is_slow else None
 
 
 def is_matrix(conv: Contraction) -> bool:
