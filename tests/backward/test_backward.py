@@ -40,6 +40,7 @@ PLANS = (
     "f64[2x6x7x8] -> conv2d(4, kernel=1, stride=2)",
     "f64[2x6x9x9] -> conv2d(4, kernel=3, stride=2, dilation=2)",
     "f64[2x6x9x8] -> conv2d(4, kernel=3, padding=3)",
+    "f64[1x16x9x8] -> conv2d(4, kernel=3, stride=(2, 3), padding=((1, 0), 2)) -> bias",
     "f64[2x4x11] -> conv1d(6, kernel=2, stride=3)",
     "f64[1x4x5x3x7, ndhwc] -> conv3d(6, kernel=(1, 3, 2), stride=(2, 1, 3), padding=same, groups=2)",
     "f64[2x4x3x4x5] -> conv3d(6, kernel=(1, 3, 2), padding=same, groups=2) -> tanh",
