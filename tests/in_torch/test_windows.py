@@ -92,3 +92,27 @@ def test_gradients_of_transposed_convolutions_are_torchs() -> None:
         found.append([src.grad, *(each.grad for each in block.parameters())])
     for got, want in zip(*found, strict=True):
         torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-4)
+
+
+class Shifted(nn.Module):  # type: ignore[misc]
+    """A parameter of one element a channel, taken from an operator's result, and that from the parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.shift = nn.ConvTranspose2d(4, 6, 2, stride=2), nn.Parameter(torch.randn(6, 1, 1))
+
+    def forward(self, src: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.tanh(self.up(src) - self.shift), F.relu(self.shift - self.up(src * 2))
+
+
+def test_differences_from_a_parameter_of_channels_are_in_the_plan() -> None:
+    torch.manual_seed(0)
+    module, src = Shifted().eval(), torch.randn(2, 4, 5, 3)
+    with torch.no_grad():
+        whole = fused.fuse(module, src)
+        for got, want in zip(whole(src), module(src), strict=True):
+            torch.testing.assert_close(got, want, atol=1e-6, rtol=1e-5)
+        module.shift.mul_(3)
+        torch.testing.assert_close(whole(src)[0], module(src)[0], atol=1e-6, rtol=1e-5)
+    plans = [str(site.plan) for site in whole.fusion.cut.sites]
+    assert sum("bias -> batch_norm(inverse=True) -> " in plan for plan in plans) == 2

@@ -233,6 +233,9 @@ class _Writer:
             return self._constants(fn, constant, is_left)
         if fn in ("add", "mul") and axes == self._channel:
             return Stage(Bias(), {"bias": name}) if fn == "add" else Stage(Scale(), {"scale": name})
+        if fn == "sub" and axes == self._channel:
+            one = np.ones((self.graph.types[self.region.start].shape or ())[self.src.channel_axis])
+            return _linear(one if is_left else -one, 0 * one, name)
         raise Unwritten(Reason(Why.FORMULA, f"{fn} of {name}, which is one element a channel"))
 
     def _elements(self, fn: str, name: str, is_left: bool) -> Stage:
@@ -255,15 +258,15 @@ class _Writer:
         if fn == "add":
             return Stage(Bias(), {"bias": values})
         if fn == "sub":
-            zero = np.zeros_like(values)
-            return _linear(np.full_like(values, -1.0), values, zero)
+            return _linear(np.full_like(values, -1.0), values, np.zeros_like(values))
         with np.errstate(divide="ignore"):
             return Stage(Scale(), {"scale": values if fn == "mul" else 1 / values})
 
 
-def _linear(factor: Tensor, summand: Tensor, zero: Tensor) -> Stage:
-    """factor * x + summand, as frozen batch normalization."""
-    operands = {"mean": zero, "inverse_variance": zero + 1, "scale": factor, "shift": summand}
+def _linear(factor: Tensor, summand: Tensor, mean: Bound) -> Stage:
+    """factor * (x - mean) + summand, as frozen batch normalization."""
+    operands: dict[str, Bound] = {"mean": mean, "inverse_variance": np.ones_like(summand)}
+    operands |= {"scale": factor, "shift": summand}
     return Stage(BatchNorm(inverse=True), operands)
 
 
