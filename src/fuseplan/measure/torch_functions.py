@@ -148,8 +148,7 @@ def _convolution(layer: Layer) -> Call:
     op: Any = layer.step.op
     window, function = op.window(layer.step.src), getattr(functional, layer.name)
     how = [window.stride, [low for low, _ in window.padding], window.dilation, op.groups]
-    if isinstance(op, ConvTranspose):
-        how[2:] = op.per_axis(op.output_padding), op.groups, window.dilation
+    how[2:] = [op.output_padding, *how[:1:-1]] if isinstance(op, ConvTranspose) else how[2:]
     return lambda x, weight, bias=None: function(x, weight, bias, *how)
 
 
@@ -371,9 +370,8 @@ def _reduction(layer: Layer) -> Call:
 
 
 FUNCTIONS: Mapping[str, Callable[[Layer], Call]] = {
-    **dict.fromkeys(
-        (f"conv{kind}{axes}d" for kind in ("", "_transpose") for axes in (1, 2, 3)), _convolution
-    ),
+    **dict.fromkeys((f"conv{each}d" for each in (1, 2, 3)), _convolution),
+    **dict.fromkeys((f"conv_transpose{each}d" for each in (1, 2, 3)), _convolution),
     **dict.fromkeys((f"{kind}_pool{axes}d" for kind in ("max", "avg") for axes in (1, 2, 3)), _pool),
     **dict.fromkeys(("matmul", "linear"), _product),
     **dict.fromkeys(("layer_norm", "rms_norm", "group_norm", "instance_norm"), _norm),
