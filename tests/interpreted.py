@@ -198,6 +198,7 @@ class _Call:
             lying = TensorSpec(spec.shape, operand.dtype, strides=spec.element_strides)
             return storage(lying, self.arrays[key])
         wanted = self.template.packing(self.kernel, self.target, operand)
+        wanted = wanted.behind(operand.given) if operand.given else wanted
         packed = wanted.of(wide(self.arrays[key], operand.dtype))
         assert packed.shape == wanted.extents
         return narrow(packed.astype(np.float64), wanted.dtype).reshape(-1)

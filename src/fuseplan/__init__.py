@@ -48,6 +48,7 @@ from fuseplan.ops.ranges import Split, Within
 from fuseplan.ops.rows import LayerNorm, RmsNorm
 from fuseplan.ops.save import Save
 from fuseplan.ops.training import ActivationBackward, BatchNormBackward, BatchNormTraining
+from fuseplan.ops.transposed import ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.plans.step import Step
 from fuseplan.tensors.arguments import Arguments
@@ -91,6 +92,9 @@ __all__ = [
     "Conv1d",
     "Conv2d",
     "Conv3d",
+    "ConvTranspose1d",
+    "ConvTranspose2d",
+    "ConvTranspose3d",
     "Dropout",
     "Elu",
     "Embedding",

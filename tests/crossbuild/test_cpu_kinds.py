@@ -36,6 +36,7 @@ PLANS = (
     "f32[1x64x14x14, nhwc] -> conv2d(64, kernel=3, padding=1, groups=32) -> bias -> relu",
     "f32[1x64x14x14] -> conv2d(64, kernel=3, padding=1, groups=16) -> bias -> relu",
     "f32[1x24x14x14, nhwc] -> conv2d(32, kernel=5, padding=2) -> scale -> sigmoid",
+    "f32[1x24x14x14] -> conv_transpose2d(32, kernel=3, stride=2, padding=1) -> bias -> relu",
     "bf16[1x19x9x11, nhwc] -> relu -> conv2d(37, kernel=(3, 5), stride=2) -> tanh",
     "f32[128x256] -> matmul(512, transposed=True) -> bias -> gelu",
     "bf16[29x64] -> linear(1000) -> bias -> cross_entropy(label_smoothing=0.1)",

@@ -89,3 +89,42 @@ def test_any_pool_is_onnx_runtimes() -> None:
         (want,) = onnxruntime.InferenceSession(proto.SerializeToString()).run(None, given)
         assert read(proto, ours.inputs, lambda _: left).graph.types["y"].shape == want.shape
         np.testing.assert_allclose(ours.exact(given)[0], want, rtol=1e-5, atol=1e-6)
+
+
+def _transposed(seed: int) -> Any:
+    """A random transposed convolution, and what follows it."""
+    drawn = np.random.default_rng(seed)
+    rank, groups = int(drawn.integers(1, 4)), int(drawn.integers(1, 3))
+    kernel, strides = drawn.integers(1, 5, rank), drawn.integers(1, 4, rank)
+    extents, more = drawn.integers(2, 6, rank), drawn.integers(0, strides)
+    attributes: dict[str, Any] = {"strides": strides, "group": groups, "output_padding": more}
+    attributes["dilations"] = dilations = drawn.integers(1, 3, rank)
+    whole = (extents - 1) * strides + (kernel - 1) * dilations + 1 + more
+    mode = drawn.choice(["NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"])
+    if seed % 3 == 0:
+        attributes["output_shape"] = whole - drawn.integers(0, np.minimum(whole, 3))
+        attributes["auto_pad"] = mode
+    elif seed % 3 == 1 and (whole >= extents * strides).all():
+        attributes["auto_pad"] = mode
+    else:
+        attributes["pads"] = drawn.integers(0, np.tile((whole + 1) // 2, 2))
+    nodes = [
+        helper.make_node("ConvTranspose", ["x", "w", "b"], ["c"], kernel_shape=kernel, **attributes),
+        helper.make_node("Tanh", ["c"], ["y"]),
+    ]
+    stored = {"w": weights(4 * groups, 3, *kernel), "b": weights(3 * groups)}
+    return model(nodes, {"x": (2, 4 * groups, *extents.tolist())}, ["y"], stored)
+
+
+def test_any_transposed_convolution_is_onnx_runtimes() -> None:
+    plans = 0
+    for seed in range(60):
+        proto = _transposed(seed)
+        ours = fuseplan.onnx.load(proto, threads=1)
+        given = {"x": RNG.standard_normal(ours.inputs["x"].shape, np.float32)}
+        (want,) = onnxruntime.InferenceSession(proto.SerializeToString()).run(None, given)
+        np.testing.assert_allclose(ours.exact(given)[0], want, rtol=1e-5, atol=1e-5, err_msg=str(seed))
+        if seed % 6 < 3:
+            np.testing.assert_allclose(ours.run(None, given)[0], want, rtol=1e-5, atol=1e-5)
+            plans += sum(" -> bias -> tanh" in str(each.plan) for each in ours.prepare().session.cut.sites)
+    assert plans == 30

@@ -51,6 +51,10 @@ CONVOLUTIONS: tuple[tuple[Callable[[], nn.Module], tuple[int, ...]], ...] = (
     (lambda: nn.Conv2d(6, 9, (4, 3), padding="same", dilation=(1, 2)), (2, 6, 9, 8)),
     (lambda: nn.Conv2d(6, 9, 2, padding="valid", bias=False), (1, 6, 4, 5)),
     (lambda: nn.Conv3d(4, 5, (1, 3, 2), stride=(1, 2, 1)), (2, 4, 3, 7, 6)),
+    (lambda: nn.ConvTranspose1d(6, 8, 5, stride=2, padding=3, output_padding=1), (2, 6, 9)),
+    (lambda: nn.ConvTranspose2d(6, 9, (3, 4), stride=(1, 2), padding=(0, 2), groups=3), (2, 6, 5, 7)),
+    (lambda: nn.ConvTranspose2d(6, 9, 3, stride=2, dilation=2, bias=False), (1, 6, 4, 5)),
+    (lambda: nn.ConvTranspose3d(4, 5, (1, 3, 2), stride=(1, 2, 3)), (2, 4, 3, 4, 3)),
 )
 ROWS: tuple[tuple[Callable[[], nn.Module], tuple[int, ...]], ...] = (
     (lambda: nn.Linear(17, 9), (3, 5, 17)),

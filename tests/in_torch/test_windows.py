@@ -52,3 +52,67 @@ def test_windows_are_plans_and_the_rest_torchs() -> None:
 def _steps(tensor: torch.Tensor) -> list[int]:
     """The strides that some element's place depends on."""
     return [step for step, extent in zip(tensor.stride(), tensor.shape, strict=True) if extent > 1]
+
+
+class Decoder(nn.Module):  # type: ignore[misc]
+    """A step of a U-Net's way up, and of a generator's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.norm = nn.ConvTranspose2d(6, 8, 2, stride=2), nn.BatchNorm2d(8)
+        self.last = nn.ConvTranspose2d(8, 3, 4, 2, 1)
+
+    def forward(self, src: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.last(F.gelu(self.norm(self.up(src)))) - 0.5)
+
+
+def test_transposed_convolutions_are_plans_with_what_follows_them() -> None:
+    torch.manual_seed(0)
+    module, src = Decoder().eval(), torch.randn(2, 6, 8, 7)
+    with torch.no_grad():
+        whole = fused.fuse(module, src)
+        torch.testing.assert_close(whole(src), module(src), atol=1e-5, rtol=1e-4)
+    plans = [str(site.plan) for site in whole.fusion.cut.sites]
+    assert [plan.split(" -> ")[1] for plan in plans] == [
+        "conv_transpose2d(8, kernel=2, stride=2)",
+        "conv_transpose2d(3, kernel=4, stride=2, padding=1)",
+    ]
+    assert plans[1].endswith(' -> bias -> elementwise("x - 0.5") -> tanh')
+
+
+def test_gradients_of_transposed_convolutions_are_torchs() -> None:
+    torch.manual_seed(0)
+    layers = (nn.ConvTranspose2d(6, 4, 3, stride=2, padding=2, output_padding=1, groups=2), nn.Tanh())
+    block, src = fused.Fused(*layers), torch.randn(2, 6, 5, 7, requires_grad=True)
+    found = []
+    for call in (block, lambda each: nn.Sequential.forward(block, each)):
+        block.zero_grad()
+        src.grad = None
+        call(src).square().sum().backward()
+        found.append([src.grad, *(each.grad for each in block.parameters())])
+    for got, want in zip(*found, strict=True):
+        torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-4)
+
+
+class Shifted(nn.Module):  # type: ignore[misc]
+    """A parameter of one element a channel, taken from an operator's result, and that from the parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.shift = nn.ConvTranspose2d(4, 6, 2, stride=2), nn.Parameter(torch.randn(6, 1, 1))
+
+    def forward(self, src: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.tanh(self.up(src) - self.shift), F.relu(self.shift - self.up(src * 2))
+
+
+def test_differences_from_a_parameter_of_channels_are_in_the_plan() -> None:
+    torch.manual_seed(0)
+    module, src = Shifted().eval(), torch.randn(2, 4, 5, 3)
+    with torch.no_grad():
+        whole = fused.fuse(module, src)
+        for got, want in zip(whole(src), module(src), strict=True):
+            torch.testing.assert_close(got, want, atol=1e-6, rtol=1e-5)
+        module.shift.mul_(3)
+        torch.testing.assert_close(whole(src)[0], module(src)[0], atol=1e-6, rtol=1e-5)
+    plans = [str(site.plan) for site in whole.fusion.cut.sites]
+    assert sum("bias -> batch_norm(inverse=True) -> " in plan for plan in plans) == 2

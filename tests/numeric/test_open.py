@@ -46,6 +46,8 @@ CONTRACTIONS = (
     "bf16[*x33] -> matmul(40) -> bias",
     "f32[*x16x9x9] -> conv2d(16, kernel=3, groups=4, stride=2) -> bias",
     "f64[*x3x2x2, nhwc] -> conv2d(8, kernel=2, padding=1)",
+    "f32[*x6x5x4, nhwc] -> conv_transpose2d(8, kernel=3, stride=2, padding=1) -> bias -> add",
+    "f16[*x6x5x4] -> relu -> conv_transpose2d(8, kernel=4, stride=2, padding=1) -> save(kept) -> relu",
 )
 STATISTICS = (
     "f32[*x77] -> layer_norm",

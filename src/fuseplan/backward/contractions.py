@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -13,7 +13,7 @@ from fuseplan.language.declarations import Operand
 from fuseplan.language.layouts import ROWS, dense
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.ops.activation import Identity
-from fuseplan.ops.conv import CONVOLUTIONS, Conv
+from fuseplan.ops.conv import CONVOLUTIONS, Conv, OfConvolution
 from fuseplan.ops.gradient import (
     Conv1dWeightGradient,
     Conv2dWeightGradient,
@@ -22,15 +22,16 @@ from fuseplan.ops.gradient import (
     LinearWeightGradient,
 )
 from fuseplan.ops.matmul import Matmul, Product
+from fuseplan.ops.transposed import TRANSPOSED, ConvTranspose
 from fuseplan.ops.windows import Window
 from fuseplan.plans.step import Step
 
+NARROW = 16  # channels of a group: as transposed features, fewer leave lanes of a vector without work
 WEIGHT_GRADIENTS: dict[int, type[ConvWeightGradient]] = {
     1: Conv1dWeightGradient,
     2: Conv2dWeightGradient,
     3: Conv3dWeightGradient,
 }
-BY_AXES: dict[int, type[Conv]] = {each.axes: each for each in CONVOLUTIONS}
 
 
 @gradient.register
@@ -74,35 +75,65 @@ def turned_product(walk: Walk, first: tuple[str, TensorSpec], second: str, back:
     return walk.emit(Chain(turned, made, (Piece(back, (("weight", second),)),)), wanted)
 
 
-def _same_fields(op: Conv) -> dict[str, Any]:
-    return {each.name: getattr(op, each.name) for each in fields(op) if each.init}
+def _same_fields(op: OfConvolution) -> dict[str, Any]:
+    return {name: getattr(op, name) for name in ("kernel", "stride", "dilation", "groups", "precision")}
 
 
 @gradient.register
 def _(op: Conv, walk: Walk, step: Step, chain: Chain) -> Chain:
+    """src's is the transposed convolution, as long as src; elements behind the last window have none.
+
+    With few channels in a group, a convolution has those of neighbouring places as features, and a copy puts
+    them into their places: on a Zen 4, 0.24 of the time of 96 groups, 0.2 of that of 3 channels and kernel 7.
+    """
     (weight,) = step.operands
+    window = op.window(step.src)
+    same = {**_same_fields(op), "padding": window.padding}
     if weight.key in walk.wrt:
         chain = walk.stored(chain, step)
-        made = WEIGHT_GRADIENTS[op.axes](**_same_fields(op))
-        source = walk.source(step).then([Piece(made, (("grad", chain.start),))])
+        own = WEIGHT_GRADIENTS[op.axes](op.features, **same)
+        source = walk.source(step).then([Piece(own, (("grad", chain.start),))])
         walk.gradients[weight.key] = walk.emit(source, f"{weight.key}_gradient")
     if not walk.is_ahead(step):
         return chain
-    back = _back(op, step)
-    chain = chain.then([Piece(back, (("weight", _turned(op, walk, weight, op.window(step.src))),))])
-    return chain if op.stride == 1 else _spread(op, walk, step, chain)
+    is_narrow = op.stride != 1 and step.src.channels // op.groups < NARROW
+    back = _back(op, step) if is_narrow else None
+    if back is not None:
+        chain = chain.then([Piece(back, (("weight", _turned(op, walk, weight, window)),))])
+        return _spread(op, walk, step, chain)
+    made = TRANSPOSED[op.axes - 1](step.src.channels, **same)
+    short = zip(step.src.spatial, made.window(step.dst).dst, strict=True)
+    made = replace(made, output_padding=tuple(extent - out for extent, out in short))
+    return chain.then([Piece(made, (("weight", weight.key),))])
 
 
-def _back(op: Conv, step: Step) -> Conv:
+@gradient.register
+def _(op: ConvTranspose, walk: Walk, step: Step, chain: Chain) -> Chain:
+    """src's is the convolution; the weight's is its weight's, of the output's gradient."""
+    (weight,) = step.operands
+    same = {**_same_fields(op), "padding": op.window(step.src).padding}
+    back = CONVOLUTIONS[op.axes - 1](step.src.channels, **same)
+    if back.window(step.dst).dst != step.src.spatial:
+        raise refused(step, f"output_padding={op.output_padding}, as long as a stride")
+    if weight.key in walk.wrt:
+        chain = walk.stored(chain, step)
+        made = WEIGHT_GRADIENTS[op.axes](step.src.channels, **same)
+        source = Chain(chain.start, step.dst, (Piece(made, (("grad", walk.before(step)),)),))
+        walk.gradients[weight.key] = walk.emit(source, f"{weight.key}_gradient")
+    return chain.then([Piece(back, (("weight", weight.key),))])
+
+
+def _back(op: Conv, step: Step) -> Conv | None:
     """The convolution of the output's gradient that gives src's.
 
     Places of src that are a stride apart read the same taps. With a stride s along an axis, the features are
-    those of s neighbouring places, each with its own taps, and the others 0.
+    those of s neighbouring places, each with its own taps, and the others 0. None with dilation along such an
+    axis, or padding beyond the window.
     """
     window = op.window(step.src)
     dilated = [each for each, stride in zip(window.dilation, window.stride, strict=True) if stride > 1]
     if any(each > 1 for each in dilated):
-        raise refused(step, f"stride={op.stride} with dilation={op.dilation}")
+        return None
     kernel, padding = [], []
     for axis, stride in enumerate(window.stride):
         low, high = _ends(op, axis, window)
@@ -110,10 +141,10 @@ def _back(op: Conv, step: Step) -> Conv:
         reach, front = (kernel[-1] - 1) * window.dilation[axis], -(-window.padding[axis][0] // stride)
         padding.append((reach - front, -(-step.src.spatial[axis] // stride) - window.dst[axis] + front))
     if any(side < 0 for pair in padding for side in pair):
-        raise refused(step, f"padding={op.padding}, as far as the windows reach")
+        return None
     features = step.src.channels * prod(window.stride)
-    same = {**_same_fields(op), "features": features, "kernel": tuple(kernel), "stride": 1}
-    return BY_AXES[op.axes](**{**same, "padding": tuple(padding)})
+    same = {**_same_fields(op), "kernel": tuple(kernel), "stride": 1, "padding": tuple(padding)}
+    return CONVOLUTIONS[op.axes - 1](features, **same)
 
 
 def _ends(op: Conv, axis: int, window: Window) -> tuple[int, int]:

@@ -161,4 +161,6 @@ def packings_of(kernel: Kernel, template: Template, target: Target) -> Packings:
 def _packing(kernel: Kernel, template: Template, target: Target, operand: KernelOperand) -> Packing:
     """How the kernel reads the tensor that the caller gives."""
     packing = template.packing(kernel, target, operand)
+    if operand.given:
+        return packing.behind(operand.given)
     return packing.after(operand.order) if operand.order else packing

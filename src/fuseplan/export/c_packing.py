@@ -6,7 +6,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
-from fuseplan.kernels.packing import Join, Packing, Pad, Product, Reshape, Step, Tiles, Transpose, shape_after
+from fuseplan.kernels.packing import (
+    Join,
+    Packing,
+    Pad,
+    Product,
+    Reshape,
+    Step,
+    Take,
+    Tiles,
+    Transpose,
+    shape_after,
+)
 
 Shape = tuple[int, ...]
 
@@ -37,6 +48,10 @@ class _Element:
         elif isinstance(step, Pad):
             grown = zip(index, before, after, strict=True)
             self.inside += [f"{place} < {own}" for place, own, whole in grown if own < whole]
+        elif isinstance(step, Take):
+            table = ", ".join(map(str, step.places))
+            taken = f"((const int64_t[]){{{table}}})[{index[step.axis]}]"
+            self.index = [*index[: step.axis], taken, *index[step.axis + 1 :]]
         elif isinstance(step, Tiles):
             tile, place = index[step.axis : step.axis + 2]
             begin, last = f"{tile} * {step.extent}", before[step.axis] - step.extent

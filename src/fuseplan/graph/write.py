@@ -25,6 +25,7 @@ from fuseplan.ops.activation import ACTIVATIONS
 from fuseplan.ops.affine import Add, AddAlong, BatchNorm, Bias, MulAlong, Scale
 from fuseplan.ops.expression import Expression
 from fuseplan.ops.matmul import Product
+from fuseplan.ops.transposed import ConvTranspose
 from fuseplan.scalar import REBUILD, Scalar, const, fold, leaf, leaves_of, text
 
 LINEAR = (Bias, Scale, BatchNorm)  # operators that are linear in x, a factor and a summand a channel
@@ -64,11 +65,16 @@ class Late:
         return np.asarray(self, dtype)
 
 
-def _scaled(weight: Tensor, factor: Tensor) -> Tensor:
-    """A weight times a number for each of its features."""
-    spread = factor.reshape(-1, *(1,) * (weight.ndim - 1))
-    made = np.empty(weight.shape, weight.dtype)
-    return np.multiply(weight, spread, out=made, casting="same_kind")  # in float64, rounded once
+def _scaled(weight: Tensor, factor: Tensor, groups: int) -> Tensor:
+    """A weight times a number for each of its features.
+
+    These are its first axis; with `groups`, its second, of one group.
+    """
+    grouped = weight.reshape(groups, -1, *weight.shape[1:]) if groups else weight[None]
+    spread = factor.reshape(len(grouped), *(1,) * bool(groups), -1, *(1,) * (weight.ndim - 1 - bool(groups)))
+    made = np.empty(grouped.shape, weight.dtype)
+    np.multiply(grouped, spread, out=made, casting="same_kind")  # in float64, rounded once
+    return made.reshape(weight.shape)
 
 
 def _concatenated(arrays: tuple[Any, ...], axis: int) -> Tensor:
@@ -232,6 +238,9 @@ class _Writer:
             return self._constants(fn, constant, is_left)
         if fn in ("add", "mul") and axes == self._channel:
             return Stage(Bias(), {"bias": name}) if fn == "add" else Stage(Scale(), {"scale": name})
+        if fn == "sub" and axes == self._channel:
+            one = np.ones((self.graph.types[self.region.start].shape or ())[self.src.channel_axis])
+            return _linear(one if is_left else -one, 0 * one, name)
         raise Unwritten(Reason(Why.FORMULA, f"{fn} of {name}, which is one element a channel"))
 
     def _along(self, fn: str, name: str, axes: Axes, is_left: bool) -> Stage:
@@ -270,15 +279,15 @@ class _Writer:
         if fn == "add":
             return Stage(Bias(), {"bias": values})
         if fn == "sub":
-            zero = np.zeros_like(values)
-            return _linear(np.full_like(values, -1.0), values, zero)
+            return _linear(np.full_like(values, -1.0), values, np.zeros_like(values))
         with np.errstate(divide="ignore"):
             return Stage(Scale(), {"scale": values if fn == "mul" else 1 / values})
 
 
-def _linear(factor: Tensor, summand: Tensor, zero: Tensor) -> Stage:
-    """factor * x + summand, as frozen batch normalization."""
-    operands = {"mean": zero, "inverse_variance": zero + 1, "scale": factor, "shift": summand}
+def _linear(factor: Tensor, summand: Tensor, mean: Bound) -> Stage:
+    """factor * (x - mean) + summand, as frozen batch normalization."""
+    operands: dict[str, Bound] = {"mean": mean, "inverse_variance": np.ones_like(summand)}
+    operands |= {"scale": factor, "shift": summand}
     return Stage(BatchNorm(inverse=True), operands)
 
 
@@ -337,13 +346,16 @@ def _short(root: Scalar) -> str:
     return told if len(told) <= 80 else f"{told[:77]}..."
 
 
-def folded(stages: list[Stage], weight: Tensor, features: int) -> tuple[Constant, Tensor | None, list[Stage]]:
+def folded(
+    stages: list[Stage], weight: Tensor, features: int, groups: int = 0
+) -> tuple[Constant, Tensor | None, list[Stage]]:
     """The weight and bias that take up the linear stages behind a contraction, and the other stages.
 
     Args:
         stages: the operators behind the contraction.
         weight: the features along the first axis.
         features: how many.
+        groups: of a transposed convolution, whose weight has the features of one along its second axis.
     """
     factor, summand = np.ones(features), np.zeros(features)
     count = 0
@@ -359,7 +371,7 @@ def folded(stages: list[Stage], weight: Tensor, features: int) -> tuple[Constant
         return weight, None, stages
     made: Constant = weight
     if (factor != 1).any():
-        made = Late(weight.dtype, weight.shape, partial(_scaled, weight, factor))
+        made = Late(weight.dtype, weight.shape, partial(_scaled, weight, factor, groups))
     return made, summand, stages[count:]
 
 
@@ -370,6 +382,9 @@ def taken_up(stages: list[Stage]) -> list[Stage]:
     is_shared = centre.op.kind == "contraction" and not (isinstance(centre.op, Product) and centre.op.batched)
     if not isinstance(weight, np.ndarray) or not is_shared:
         return stages
-    made, bias, rest = folded(behind, weight, weight.shape[0])
+    features, groups = weight.shape[0], 0
+    if isinstance(centre.op, ConvTranspose):
+        features, groups = centre.op.features, centre.op.groups
+    made, bias, rest = folded(behind, weight, features, groups)
     front = [] if bias is None or not np.any(bias) else [Stage(Bias(), {"bias": bias})]
     return [Stage(centre.op, {"weight": made}), *front, *rest]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
+from math import gcd, prod
+from operator import floordiv
 
 from fuseplan.language.reduction import JOINS
 
@@ -41,6 +42,7 @@ class Contraction:
         pool: no product and no weight: dst[n, c, o] is made of the elements under the window alone. Each
             channel is a group.
         written: the operator as the plan writes it, where it is no convolution: a gradient of a weight.
+        is_transposed: the other way round: an element of src times each tap is added where the window has it.
     """
 
     batch: int
@@ -57,6 +59,7 @@ class Contraction:
     precision: str = "full"
     pool: Pool | None = None
     written: str = ""
+    is_transposed: bool = False
 
     @property
     def fill(self) -> float:
@@ -75,8 +78,11 @@ class Contraction:
 
     @property
     def taps(self) -> int:
-        """Positions of the kernel: 9 of a 3x3."""
-        return prod(self.kernel)
+        """Positions of the kernel: 9 of a 3x3; those that meet in one output of a transposed convolution."""
+        if not self.is_transposed:
+            return prod(self.kernel)
+        apart = map(floordiv, self.stride, map(gcd, self.stride, self.dilation))
+        return prod(-(-taps // step) for taps, step in zip(self.kernel, apart, strict=True))
 
     @property
     def depth(self) -> int:
@@ -91,6 +97,9 @@ class Contraction:
     @property
     def flops(self) -> int:
         """Two a product, padding counted as data."""
+        if self.is_transposed:
+            met = self.batch * prod(self.src_spatial) * prod(self.kernel)
+            return 2 * met * self.features * self.channels_per_group
         return 2 * self.rows * self.features * self.depth
 
     @property
@@ -101,7 +110,12 @@ class Contraction:
     @property
     def is_matrix_product(self) -> bool:
         """One tap, stride 1, no padding: rows of src times a matrix."""
-        return self.taps == 1 and self.src_spatial == self.dst_spatial and not any(map(any, self.padding))
+        return (
+            self.taps == 1
+            and not self.is_transposed
+            and self.src_spatial == self.dst_spatial
+            and not any(map(any, self.padding))
+        )
 
     @property
     def weight_shape(self) -> tuple[int, ...]:
@@ -123,5 +137,6 @@ class Contraction:
             (f"precision={self.precision}", self.precision != "full"),
             (str(self.pool), self.pool is not None),
             (f"of {self.written}", bool(self.written)),
+            ("transposed", self.is_transposed),
         )
         return " ".join([line, *(words for words, applies in unusual if applies)])

@@ -30,6 +30,7 @@ from fuseplan.system.locks import cached_property
 
 if TYPE_CHECKING:
     from fuseplan.kernels.lookup import Lookup
+    from fuseplan.kernels.packing import Packing
 
 C = TypeVar("C", bound=Centre)
 CHANNEL = (1,)  # the axes of an operand per channel
@@ -83,6 +84,8 @@ class KernelOperand:
         strides: elements between neighbours along `axes`, where the kernel's loops go along these: in kernels
             with cells or parts, and of attention. () where its places follow from an element's.
         blocks: neighbours along each of `axes` that have one element together; () where each has its own.
+        given: how `shape` is made of the tensor that the caller has, where its axes are others: a weight of a
+            transposed convolution.
         packed: it lies dense in the compute dtype; otherwise where the caller has it, as src or dst does.
     """
 
@@ -95,6 +98,7 @@ class KernelOperand:
     strides: tuple[int, ...] = ()
     blocks: tuple[int, ...] = ()
     packed: bool = True
+    given: Packing | None = None
 
     @property
     def is_channel(self) -> bool:
@@ -129,6 +133,7 @@ class KernelOperand:
             f"{listed(self.axes)} in blocks of {listed(self.blocks)}" if self.blocks else listed(self.axes)
         )
         where = "" if self.packed else ", in place"
+        where += f", of {self.given}" if self.given else ""
         return f"{self.key}: {self.role} along axes ({along}) {_lies(self, is_open)}{where}"
 
 

@@ -15,6 +15,7 @@ from fuseplan.kernels.kernel import Kernel, KernelOperand, Output, Stage
 from fuseplan.kernels.lookup import reads_rows
 from fuseplan.kernels.match import Match, row_stride, rows_of
 from fuseplan.kernels.runs import parts_in_runs, split_step
+from fuseplan.kernels.transposed import given_weight
 from fuseplan.language.declarations import Operand, Result
 from fuseplan.language.layouts import behind_runs, dense
 from fuseplan.language.parts import Split
@@ -27,6 +28,7 @@ from fuseplan.ops.normalization import Normalization, reduced_axes
 from fuseplan.ops.parts import Parted
 from fuseplan.ops.ranges import RANGES, Within
 from fuseplan.ops.save import Save
+from fuseplan.ops.transposed import ConvTranspose
 from fuseplan.plans.step import Step
 from fuseplan.plans.text import operator_text
 from fuseplan.scalar import CASTS, Scalar, leaf, leaves_of
@@ -388,7 +390,8 @@ def _weights(step: Step) -> Iterator[KernelOperand]:
         axes = list(range(len(each.shape)))
         if isinstance(step.op, Product) and not step.op.transposed:
             axes[-2:] = reversed(axes[-2:])
-        yield replace(each, axes=tuple(axes))
+        made = replace(each, axes=tuple(axes))
+        yield given_weight(made, contraction(step)) if isinstance(step.op, ConvTranspose) else made
 
 
 def _stage(step: Step) -> Stage:

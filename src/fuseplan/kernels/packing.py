@@ -79,6 +79,20 @@ class Pad(Step):
 
 
 @dataclass(frozen=True)
+class Take(Step):
+    """The elements of an axis at these places."""
+
+    axis: int
+    places: tuple[int, ...]
+
+    def after(self, shape: Shape) -> Shape:
+        return (*shape[: self.axis], len(self.places), *shape[self.axis + 1 :])
+
+    def of(self, array: Array) -> Array:
+        return array.take(self.places, self.axis)
+
+
+@dataclass(frozen=True)
 class Tiles(Step):
     """Splits an axis into tiles of `extent`, two axes; the last tile begins early where it would be short."""
 
@@ -205,6 +219,10 @@ class Packing:
         shape = tuple(self.shape[place] for place in np.argsort(order))
         return Packing(shape, self.dtype, (Transpose(order), *self.steps))
 
+    def behind(self, first: Packing) -> Packing:
+        """The packing of the array that another one makes this one's array of."""
+        return Packing(first.shape, self.dtype, (*first.steps, *self.steps))
+
     def at(self, extent: int) -> Packing:
         """The same with another extent of its first axis, in order; zeros follow to the end of a vector."""
         shape = (extent, *self.shape[1:])
@@ -227,7 +245,8 @@ class Packing:
 
 
 STEPS: dict[str, type[Any]] = {
-    kind.__name__.lower(): kind for kind in (Reshape, Transpose, Pad, Tiles, Product, Halves, Rounded, Join)
+    kind.__name__.lower(): kind
+    for kind in (Reshape, Transpose, Pad, Take, Tiles, Product, Halves, Rounded, Join)
 }
 
 

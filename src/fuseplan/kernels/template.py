@@ -83,8 +83,11 @@ def pointwise_claims(kernel: Kernel) -> Iterator[Claim]:
     yield from layout_claims(kernel)
 
 
-def contraction_claims(kernel: Kernel, *, pools: bool = False) -> Iterator[Claim]:
-    """The kernel has a contraction whose result is written: products with a weight, or `pools`."""
+def contraction_claims(kernel: Kernel, *, pools: bool = False, transposes: bool = False) -> Iterator[Claim]:
+    """The kernel has a contraction whose result is written: products with a weight, or `pools`.
+
+    `transposes`: the template computes transposed convolutions with a stride.
+    """
     yield claim(isinstance(kernel.centre, Contraction | Summary), Reason.NO_CONTRACTION)
     summed = kernel.epilogue[0] if isinstance(kernel.centre, Summary) else None
     at, text = (None, None) if summed is None else (summed.step, summed.op_text)
@@ -92,6 +95,9 @@ def contraction_claims(kernel: Kernel, *, pools: bool = False) -> Iterator[Claim
     is_taken = pools or kernel.contraction.pool is None
     got = None if is_taken else kernel.contraction.text
     yield claim(is_taken, Reason.POOL, got=got, operator=kernel.centre_step)
+    is_taken = transposes or not kernel.contraction.is_transposed
+    got = None if is_taken else kernel.contraction.text
+    yield claim(is_taken, Reason.TRANSPOSED, got=got, operator=kernel.centre_step)
 
 
 def summary_claims(kernel: Kernel) -> Iterator[Claim]:

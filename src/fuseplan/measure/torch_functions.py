@@ -16,11 +16,12 @@ from torch.nn import functional
 
 from fuseplan.language.declarations import aligned, lined_up
 from fuseplan.language.dtypes import dtype_of
-from fuseplan.measure.layers import CannotRunError, Layer, convolution_of, is_usual, refuse
+from fuseplan.measure.layers import CannotRunError, Layer, is_usual, refuse
 from fuseplan.measure.spaces import torch_dtype
 from fuseplan.op import Op
 from fuseplan.ops.activation import ACTIVATIONS, Gelu
 from fuseplan.ops.dynamic import LEAST
+from fuseplan.ops.transposed import ConvTranspose
 from fuseplan.ops.windows import Windowed
 
 Tensor = Any
@@ -144,9 +145,10 @@ def _has_backward(of: Op) -> bool:
 
 
 def _convolution(layer: Layer) -> Call:
-    op, window = convolution_of(layer)
-    function = getattr(functional, f"conv{len(window.kernel)}d")
-    how = window.stride, [low for low, _ in window.padding], window.dilation, op.groups
+    op: Any = layer.step.op
+    window, function = op.window(layer.step.src), getattr(functional, layer.name)
+    how = [window.stride, [low for low, _ in window.padding], window.dilation, op.groups]
+    how[2:] = [op.output_padding, *how[:1:-1]] if isinstance(op, ConvTranspose) else how[2:]
     return lambda x, weight, bias=None: function(x, weight, bias, *how)
 
 
@@ -368,7 +370,8 @@ def _reduction(layer: Layer) -> Call:
 
 
 FUNCTIONS: Mapping[str, Callable[[Layer], Call]] = {
-    **dict.fromkeys((f"conv{axes}d" for axes in (1, 2, 3)), _convolution),
+    **dict.fromkeys((f"conv{each}d" for each in (1, 2, 3)), _convolution),
+    **dict.fromkeys((f"conv_transpose{each}d" for each in (1, 2, 3)), _convolution),
     **dict.fromkeys((f"{kind}_pool{axes}d" for kind in ("max", "avg") for axes in (1, 2, 3)), _pool),
     **dict.fromkeys(("matmul", "linear"), _product),
     **dict.fromkeys(("layer_norm", "rms_norm", "group_norm", "instance_norm"), _norm),

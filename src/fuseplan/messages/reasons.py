@@ -178,6 +178,10 @@ class Reason(Catalogue):
         "this kernel sums products with a weight, and a pool has none",
         "`depthwise`, and on the CPU `depthwise_planes`, compute pools",
     )
+    TRANSPOSED = (
+        "outputs of a transposed convolution with a stride have other taps than their neighbours",
+        f"{GENERAL} take it; with stride 1 it is a convolution",
+    )
     NOT_DEPTHWISE = ("a depthwise kernel has one channel in each group", f"{GENERAL} take any groups")
     MANY_TAPS = ("the template has separate code for each tap", "`product` takes kernels of any size")
     GROUP_WIDTH = (

@@ -19,7 +19,7 @@ from fuseplan.onnx.attention import attention
 from fuseplan.onnx.given import Given, LeftError
 from fuseplan.onnx.norms import batch_norm, groups, rows
 from fuseplan.onnx.ranges import slices, split
-from fuseplan.onnx.windows import average_pool, convolution, max_pool, pad
+from fuseplan.onnx.windows import average_pool, convolution, max_pool, pad, transposed
 from fuseplan.op import Op
 from fuseplan.ops import activation
 from fuseplan.ops.affine import Bias, Prelu
@@ -79,7 +79,7 @@ OLDER = {
     **dict.fromkeys(("Conv", "Flatten", "Transpose", "Concat", "GlobalAveragePool", "GlobalMaxPool"), 1),
     **dict.fromkeys(("Squeeze", "Unsqueeze", *REDUCTIONS), 1),
     **{"Gemm": 7, "BatchNormalization": 9, "Reshape": 5, "MatMul": 1, "Dropout": 7, "Identity": 1},
-    **{"InstanceNormalization": 6},
+    **{"InstanceNormalization": 6, "ConvTranspose": 11},
     **{"MaxPool": 1, "AveragePool": 1, "PRelu": 7, "Slice": 1, "Split": 2},
 }
 
@@ -371,6 +371,7 @@ TABLE: dict[str, Row] = {
     "AveragePool": average_pool,
     "MaxPool": max_pool,
     "Conv": convolution,
+    "ConvTranspose": transposed,
     "MatMul": _matmul,
     "Gemm": _gemm,
     "BatchNormalization": batch_norm,

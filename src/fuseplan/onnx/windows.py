@@ -13,6 +13,7 @@ from fuseplan.ops.affine import Bias
 from fuseplan.ops.conv import CONVOLUTIONS
 from fuseplan.ops.pool import AVG_POOLS, MAX_POOLS, Pool
 from fuseplan.ops.reductions import Mean
+from fuseplan.ops.transposed import TRANSPOSED
 from fuseplan.ops.windows import Pair, Window
 
 
@@ -91,6 +92,52 @@ def convolution(given: Given) -> str:
     )
     made = given.layer(op, *given.inputs[:2])
     return given.layer(Bias(), made, given.inputs[2]) if given.has(2) else made
+
+
+def transposed(given: Given) -> str:
+    """ConvTranspose: a transposed convolution, and a bias."""
+    given.floats()
+    weight = given.known(1, Why.WEIGHT_NOT_CONSTANT)
+    kernel, group = tuple(weight.shape[2:]), given.attribute("group", 1)
+    if not given.type().is_spec or len(given.shape()) != len(kernel) + 2 or len(kernel) > len(TRANSPOSED):
+        raise LeftError(Why.SHAPE, given.type())
+    if tuple(given.attribute("kernel_shape", kernel)) != kernel:
+        raise LeftError(Why.UNREADABLE, f"kernel_shape beside a weight of {'x'.join(map(str, weight.shape))}")
+    ones, none = (1,) * len(kernel), (0,) * len(kernel)
+    stride, dilation = (tuple(given.attribute(name, ones)) for name in ("strides", "dilations"))
+    ends = tuple(given.attribute("output_padding", none))
+    whole = (
+        (extent - 1) * step + end + (taps - 1) * apart + 1
+        for extent, step, end, taps, apart in zip(
+            given.shape()[2:], stride, ends, kernel, dilation, strict=True
+        )
+    )
+    padding = tuple(_taken(given, axis, extent, stride[axis]) for axis, extent in enumerate(whole))
+    if any(side < 0 for pair in padding for side in pair):
+        raise LeftError(Why.SHAPE, f"an output that is longer than all windows, of {given.type()}")
+    op = TRANSPOSED[len(kernel) - 1](
+        weight.shape[1] * group,
+        kernel,
+        stride=stride,
+        padding=padding,
+        output_padding=ends,
+        dilation=dilation,
+        groups=group,
+    )
+    made = given.layer(op, *given.inputs[:2])
+    return given.layer(Bias(), made, given.inputs[2]) if given.has(2) else made
+
+
+def _taken(given: Given, axis: int, whole: int, stride: int) -> Pair:
+    """What padding takes away at both ends of an axis, of the output without it."""
+    mode, spatial = given.attribute("auto_pad", "NOTSET"), given.shape()[2:]
+    wanted = tuple(given.attribute("output_shape", ()))
+    if not wanted and not mode.startswith("SAME"):
+        pads = (0, 0) if mode == "VALID" else tuple(given.attribute("pads", ()))[axis :: len(spatial)]
+        return pads or (0, 0)
+    total = whole - (wanted[len(wanted) - len(spatial) + axis] if wanted else spatial[axis] * stride)
+    less = total // 2
+    return (less, total - less) if mode == "SAME_UPPER" else (total - less, less)
 
 
 def max_pool(given: Given) -> str:

@@ -30,9 +30,11 @@ from fuseplan.ops.row_gradients import ROW_GRADIENTS
 from fuseplan.ops.rows import ROW_NORMALIZATIONS
 from fuseplan.ops.save import Save
 from fuseplan.ops.training import TRAINING
+from fuseplan.ops.transposed import TRANSPOSED
 
 OPERATORS: tuple[type[Op], ...] = (
     *CONVOLUTIONS,
+    *TRANSPOSED,
     *POOLS,
     Matmul,
     Linear,

@@ -42,12 +42,14 @@ class Windowed(Op):
 
     Attributes:
         axes: how many spatial axes src has.
+        nothing: what an output without elements means.
     """
 
     kind = "contraction"
     reads = "channels"
 
     axes: ClassVar[int]
+    nothing: ClassVar[str] = "the kernel is larger than its padded input"
     kernel: PerAxis
     stride: PerAxis | None
     padding: Padding
@@ -139,7 +141,7 @@ class Windowed(Op):
             )
         if min(self.window(src).dst) < 1:
             raise PlanError(
-                f"{self.name}: the kernel is larger than its padded input",
+                f"{self.name}: {self.nothing}",
                 got=f"kernel={self.kernel}, dilation={self.dilation}, padding={self.padding} over {src}",
                 want="an output of 1 or more along each axis",
             )

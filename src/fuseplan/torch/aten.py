@@ -29,7 +29,7 @@ from fuseplan.torch.attending import attention, safe_softmax
 from fuseplan.torch.given import Given, LeftError
 from fuseplan.torch.gradients import GRADIENTS
 from fuseplan.torch.ranges import SPLITS, joined, part, sliced
-from fuseplan.torch.windows import adaptive_mean, convolution, pad, pool
+from fuseplan.torch.windows import adaptive_mean, convolution, pad, pool, transposed
 
 aten = torch.ops.aten
 Row = Callable[[Given], str]
@@ -314,6 +314,9 @@ TABLE: dict[Any, Row] = {
     aten.conv2d.padding: convolution,
     aten.conv3d.padding: convolution,
     aten.convolution.default: convolution,
+    aten.conv_transpose1d.default: transposed,
+    aten.conv_transpose2d.input: transposed,
+    aten.conv_transpose3d.input: transposed,
     aten.max_pool1d.default: pool(MAX_POOLS),
     aten.max_pool2d.default: pool(MAX_POOLS),
     aten.max_pool3d.default: pool(MAX_POOLS),

@@ -20,6 +20,7 @@ from fuseplan.ops.embedding import Embedding
 from fuseplan.ops.groups import GroupNorm, InstanceNorm
 from fuseplan.ops.matmul import Linear
 from fuseplan.ops.rows import LayerNorm, RmsNorm
+from fuseplan.ops.transposed import TRANSPOSED
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.plans.text import operator_text
 from fuseplan.tensors.torch_tensors import NAMES
@@ -72,6 +73,15 @@ def _convolution(module: Any) -> Iterator[Layer]:
     op = CONVOLUTIONS[len(module.kernel_size) - 1](
         module.out_channels, module.kernel_size, stride=module.stride, padding=padding,
         dilation=module.dilation, groups=module.groups,
+    )  # fmt: skip
+    yield Layer(op, module, ("weight",))
+    yield from _bias(module)
+
+
+def _transposed(module: Any) -> Iterator[Layer]:
+    op = TRANSPOSED[len(module.kernel_size) - 1](
+        module.out_channels, module.kernel_size, stride=module.stride, padding=module.padding,
+        output_padding=module.output_padding, dilation=module.dilation, groups=module.groups,
     )  # fmt: skip
     yield Layer(op, module, ("weight",))
     yield from _bias(module)
@@ -142,6 +152,7 @@ TABLE: dict[type[nn.Module], Layers] = {
     nn.Conv1d: _convolution,
     nn.Conv2d: _convolution,
     nn.Conv3d: _convolution,
+    **dict.fromkeys((nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), _transposed),
     nn.BatchNorm1d: _batch_norm,
     nn.BatchNorm2d: _batch_norm,
     nn.BatchNorm3d: _batch_norm,

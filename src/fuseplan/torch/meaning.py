@@ -12,6 +12,8 @@ from fuseplan.op import Given
 from fuseplan.ops.conv import Conv
 from fuseplan.ops.embedding import Embedding
 from fuseplan.ops.matmul import Product
+from fuseplan.ops.transposed import ConvTranspose
+from fuseplan.ops.windows import Window
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.plans.step import Step
 from fuseplan.tensors.torch_tensors import DTYPES
@@ -21,6 +23,12 @@ CONVOLUTIONS = {
     1: torch.nn.functional.conv1d,
     2: torch.nn.functional.conv2d,
     3: torch.nn.functional.conv3d,
+}
+
+TRANSPOSED = {
+    1: torch.nn.functional.conv_transpose1d,
+    2: torch.nn.functional.conv_transpose2d,
+    3: torch.nn.functional.conv_transpose3d,
 }
 
 
@@ -38,7 +46,7 @@ def evaluated(
     values = dict(zip((each.key for each in plan.parameters), parameters or numbers, strict=True))
     x, results = src.to(compute), dict[str, torch.Tensor]()
     for step in plan.steps:
-        if isinstance(step.op, Conv | Product):
+        if isinstance(step.op, Conv | ConvTranspose | Product):
             weight = tensors[step.keys["weight"]]
             x = _contracted(step.op, step, x.to(src.dtype), weight).to(compute)
             continue
@@ -56,11 +64,15 @@ def evaluated(
     return [x.to(DTYPES[plan.output.dtype]), *saved]
 
 
-def _contracted(op: Conv | Product, step: Step, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def _contracted(
+    op: Conv | ConvTranspose | Product, step: Step, x: torch.Tensor, weight: torch.Tensor
+) -> torch.Tensor:
     weight = weight.to(x.dtype)
     if isinstance(op, Product):
         return x @ (weight.mT if op.transposed else weight)
     window = op.window(step.src)
+    if isinstance(op, ConvTranspose):
+        return _transposed(op, window, x, weight)
     if all(low == high for low, high in window.padding):
         padding: Any = tuple(low for low, _ in window.padding)
     else:
@@ -68,3 +80,14 @@ def _contracted(op: Conv | Product, step: Step, x: torch.Tensor, weight: torch.T
         x, padding = torch.nn.functional.pad(x, sides), 0
     convolution = CONVOLUTIONS[op.axes]
     return convolution(x, weight, None, window.stride, padding, window.dilation, op.groups)
+
+
+def _transposed(op: ConvTranspose, window: Window, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """By torch's operator without padding; that is cut off, and zeros follow where the output is longer."""
+    whole = TRANSPOSED[op.axes](x, weight, None, window.stride, groups=op.groups, dilation=window.dilation)
+    ends = [
+        side
+        for (low, _), out, have in zip(window.padding, window.dst, whole.shape[2:], strict=True)
+        for side in (out + low - have, -low)
+    ]
+    return torch.nn.functional.pad(whole, ends[::-1])

@@ -8,7 +8,7 @@ from torch import nn
 from fuseplan.torch.layers import Layer, computes_as_in_training, filled, layers_of, operators_of
 from fuseplan.torch.operator import launched
 
-AUTOCAST = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)  # the layers that autocast runs in fewer bits
+AUTOCAST = (nn.Linear, nn.modules.conv._ConvNd)  # the layers that autocast runs in fewer bits
 
 
 class Fused(nn.Sequential):  # type: ignore[misc]

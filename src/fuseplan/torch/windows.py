@@ -12,15 +12,16 @@ from fuseplan.ops.affine import Bias
 from fuseplan.ops.conv import CONVOLUTIONS
 from fuseplan.ops.pool import AVG_POOLS, AvgPool, MaxPool
 from fuseplan.ops.reductions import Mean
+from fuseplan.ops.transposed import TRANSPOSED
 from fuseplan.torch.given import Given, LeftError
 
 
 def convolution(given: Given) -> str:
     """conv1d to conv3d, and the one operator for all of them that autograd's graphs have."""
+    if "transposed" in given.names and given.argument("transposed"):
+        return transposed(given)
     src, weight = given.tensor("input"), given.tensor("weight")
     spatial = len(given.shape(weight)) - 2
-    if "transposed" in given.names and given.argument("transposed"):
-        raise LeftError(Why.NOT_IN_TABLE, "a transposed convolution")
     if len(given.shape(src)) != spatial + 2:
         raise LeftError(Why.SHAPE, given.type_of(src))
     padding: Any = given.argument("padding")
@@ -33,6 +34,26 @@ def convolution(given: Given) -> str:
         padding=padding,
         dilation=_each(given.integers("dilation"), spatial),
         groups=given.argument("groups"),
+        precision=given.precision("conv"),
+    )
+    made = given.layer(op, src, weight)
+    return given.layer(Bias(), made, given.tensor("bias")) if given.has("bias") else made
+
+
+def transposed(given: Given) -> str:
+    """conv_transpose1d to conv_transpose3d."""
+    src, weight = given.tensor("input"), given.tensor("weight")
+    spatial, groups = len(given.shape(weight)) - 2, given.argument("groups")
+    if len(given.shape(src)) != spatial + 2:
+        raise LeftError(Why.SHAPE, given.type_of(src))
+    op = TRANSPOSED[spatial - 1](
+        given.shape(weight)[1] * groups,
+        given.shape(weight)[2:],
+        stride=_each(given.integers("stride"), spatial),
+        padding=_each(given.integers("padding"), spatial),
+        output_padding=_each(given.integers("output_padding"), spatial),
+        dilation=_each(given.integers("dilation"), spatial),
+        groups=groups,
         precision=given.precision("conv"),
     )
     made = given.layer(op, src, weight)

@@ -267,7 +267,8 @@ class Formulas:
             inside = place.element if place.inside is None else place.inside
             is_whole = 1 in operand.axes and place.inside is not None
             inside = inside if is_whole else inside % operand.size
-            return b.load_first(b.at(pointer, inside), place.count, b.vector)
+            dtype = next(name for name, element in storage.COMPUTED.items() if element == b.element)
+            return storage.read_at(b, dtype, pointer, inside, place.count, place.step)
         if not operand.axes:
             return b.broadcast(pointer)
         if place.along_channels:
@@ -279,7 +280,7 @@ class Formulas:
         b, places = self.b, blocks.places(operand, self._spec)
         made = Value(b, b.vector, "zeroinitializer")
         for number in range(place.count):
-            element, at = place.element + number, b.const(0, I64)
+            element, at = place.element + number * place.step, b.const(0, I64)
             for outer, inner, step in places:
                 at = at + (element % outer if outer else element) // inner * step
             made = with_lane(b, made, number, b.load(b.at(pointer, at), b.element))

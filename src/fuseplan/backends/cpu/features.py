@@ -33,9 +33,9 @@ class Features:
         return group * self._frame.kernel.contraction.features_per_group + start
 
     def store(
-        self, line: Sequence[Value], row: Index, feature: Index, features: int, known: dict[object, Value]
+        self, line: Sequence[Value], element: Index, feature: Index, features: int, known: dict[object, Value]
     ) -> None:
-        """Writes `features` of dst from `feature` on, of one position of the batch, from a line of sums."""
+        """Writes `features` of dst from `feature` on, of the position that begins at `element`, from sums."""
         frame, kernel = self._frame, self._frame.kernel
         extent, lanes = kernel.dst.channels, frame.lanes
         for j in range(0, len(line), self.each):
@@ -45,5 +45,5 @@ class Features:
             for i, value in enumerate(line[j : j + self.each] if self.each > 1 else ()):
                 gate = Place(0, channel + i * extent, True, count)
                 parts[f"x[{i}]"] = self.between.apply(value, gate, known)
-            place = Place(row * kernel.pitch + channel, channel, True, count)
+            place = Place(element + channel, channel, True, count)
             finish(frame, self.tail, line[j], place, known, parts=parts)

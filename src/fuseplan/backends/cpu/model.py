@@ -93,10 +93,11 @@ class SumOfProducts(CpuTemplate):
     efficiency: ClassVar[float]  # of the processor's multiply-adds in the longest loops
     gated: ClassVar[bool] = False  # whether it computes gated products behind the contraction
     pools: ClassVar[bool] = False  # whether it computes pools
+    transposes: ClassVar[bool] = False  # whether it computes transposed convolutions with a stride
 
     @classmethod
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
-        yield from contraction_claims(kernel, pools=cls.pools)
+        yield from contraction_claims(kernel, pools=cls.pools, transposes=cls.transposes)
         yield from cls.takes(kernel, target)
         yield dst_claim(kernel)
         yield from layout_claims(kernel, gated=cls.gated)

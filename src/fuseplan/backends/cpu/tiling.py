@@ -101,12 +101,25 @@ class Tiling:
         return offset_of([image, *places(position, conv.dst_spatial)], steps)
 
 
-def tiling(staged: Staged, rows: int, positions: int) -> Tiling:
-    """The covering whose tiles are cheapest to address, and waste little."""
-    if is_run(staged):
+def tiling(
+    staged: Staged, rows: int, positions: int, *, plain: bool = False, scattered: bool = True
+) -> Tiling:
+    """The covering whose tiles are cheapest to address, and waste little.
+
+    Args:
+        staged: how src is found.
+        rows: positions in a tile.
+        positions: in the sheet.
+        plain: positions are no run elsewhere, even where src is read as one.
+        scattered: tiles may begin anywhere; else they are parts of lines, or whole ones.
+    """
+    if not scattered:
+        is_part = rows <= staged.convolution.dst_spatial[-1]
+        return Tiling(staged, rows, positions, "line" if is_part else "lines")
+    if is_run(staged) and not plain:
         return Tiling(staged, rows, positions, "run")
     width = staged.convolution.dst_spatial[-1]
-    scattered = Tiling(staged, rows, positions, "scattered")
+    anywhere = Tiling(staged, rows, positions, "scattered")
     if (
         rows % width == 0
         and positions >= rows
@@ -114,10 +127,10 @@ def tiling(staged: Staged, rows: int, positions: int) -> Tiling:
     ):
         return Tiling(staged, rows, positions, "lines" if rows > width else "line")
     if rows > width:
-        return scattered
+        return anywhere
     line = Tiling(staged, rows, positions, "line")
-    few = rows <= MOST_ADDRESSES and line.waste > scattered.waste + 0.02
-    return scattered if few else line
+    few = rows <= MOST_ADDRESSES and line.waste > anywhere.waste + 0.02
+    return anywhere if few else line
 
 
 def sheet(kernel: Kernel) -> int:

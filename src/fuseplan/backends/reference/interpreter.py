@@ -24,6 +24,7 @@ from fuseplan.language.tensor import TensorSpec
 from fuseplan.ops.conv import correlation
 from fuseplan.ops.matmul import product
 from fuseplan.ops.pool import pool
+from fuseplan.ops.transposed import spread
 from fuseplan.ops.windows import Window
 from fuseplan.scalar import NUMPY, fold
 from fuseplan.tensors.arrays import Buffer
@@ -181,6 +182,9 @@ def convolve(convolution: Contraction, x: Array, weight: Array) -> Array:
     with np.errstate(all="ignore"):  # infinities and NaN are results like any other
         if convolution.is_matrix_product and convolution.groups == 1:
             return product(x, weight.reshape(-1, convolution.features, convolution.channels))
+        if convolution.is_transposed:
+            grouped = weight.reshape(convolution.groups, -1, *weight.shape[1:])
+            return np.asarray(spread(x, grouped, _window(convolution), np.zeros))
         return correlation(x, weight, _window(convolution), convolution.groups)
 
 

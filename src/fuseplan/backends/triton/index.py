@@ -271,6 +271,18 @@ def number(text: str, count: Index | int) -> Index:
     return Index(text, 0, most - 1) if most > 1 else as_index(0)
 
 
+def chosen(values: Sequence[int], at: Index) -> Index:
+    """The value of that number: by a product where one step leads from each to the next."""
+    first, *others = values
+    step = others[0] - first if others else 0
+    if list(values) == [first + number * step for number in range(len(values))]:
+        return at * step + first
+    text = str(values[-1])
+    for number, value in reversed(list(enumerate(values[:-1]))):
+        text = f"tl.where({at.atom} == {number}, {value}, {text})"
+    return Index(text, min(values), max(values))
+
+
 def counted(name: str, count: Index | int, is_wide: bool = False) -> Index:
     """A loop's variable, from zero on, or in 64 bits."""
     return Index(name, 0, as_index(count).high - 1).widened(is_wide)

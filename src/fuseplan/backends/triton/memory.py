@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from fuseplan.backends.backend import Addresses
 from fuseplan.errors import ArgumentError, a_thing
 from fuseplan.kernels.emit import COUNTER_BYTES
-from fuseplan.kernels.packing import HALF_UNIT, Halves, Packing, Pad, Reshape, Rounded, Step, Transpose
+from fuseplan.kernels.packing import HALF_UNIT, Halves, Packing, Pad, Reshape, Rounded, Step, Take, Transpose
 from fuseplan.language.tensor import Dense, TensorSpec
 from fuseplan.tensors.arrays import Buffer, is_torch
 from fuseplan.tensors.dlpack import CUDA, MANAGED, device_of, view_array_interface, view_dlpack
@@ -201,6 +201,9 @@ _STEPS: dict[type[Step], Callable[[torch.Tensor, Any], torch.Tensor]] = {
     Reshape: lambda tensor, step: tensor.reshape(step.shape),
     Transpose: lambda tensor, step: tensor.permute(step.axes),
     Pad: _padded,
+    Take: lambda tensor, step: tensor.index_select(
+        step.axis, tensor.new_tensor(step.places, dtype=torch.int64)
+    ),
     Halves: _in_halves,
     Rounded: _rounded,
 }

@@ -15,6 +15,7 @@ from fuseplan.op import Op
 from fuseplan.ops.activation import ACTIVATIONS, Gelu
 from fuseplan.ops.matmul import Product
 from fuseplan.ops.parts import Rotary
+from fuseplan.ops.transposed import ConvTranspose
 from fuseplan.plans.plan import FusionPlan
 
 OPSET = 20  # optimizers know the nodes of an old one best
@@ -120,15 +121,21 @@ class _Writer:
         return name
 
     def _convolution(self, layer: Layer) -> None:
-        op, shape = convolution_of(layer)
+        op: Any = layer.step.op
+        more: dict[str, Any] = {}
+        if isinstance(op, ConvTranspose):
+            shape, more = op.window(layer.step.src), {"output_padding": list(op.per_axis(op.output_padding))}
+        else:
+            op, shape = convolution_of(layer)
         self._node(
-            "Conv",
+            str(op.onnx),
             [self._last, *(self._store(key, self._arrays[key]) for key in layer.keys.values())],
             kernel_shape=list(shape.kernel),
             strides=list(shape.stride),
             dilations=list(shape.dilation),
             pads=[low for low, _ in shape.padding] + [high for _, high in shape.padding],
             group=op.groups,
+            **more,
         )
 
     def _product(self, layer: Layer) -> None:

@@ -255,4 +255,5 @@ class AmxWriter:
             values = [b.load(b.at(line, j * lanes, element), vector(lanes, element)) for j in range(vectors)]
             if element != b.element:
                 values = [b.convert("sitofp", value, b.element) for value in values]
-            self.results.store(values, image + rows.first + row, feature, features // each, {})
+            begin = (image + rows.first + row) * self.kernel.pitch
+            self.results.store(values, begin, feature, features // each, {})

@@ -12,14 +12,18 @@ from typing import ClassVar
 
 from fuseplan.backends.cpu import model, pairs, staging
 from fuseplan.backends.cpu.rows import as_rows
+from fuseplan.backends.cpu.templates import direct_residues
+from fuseplan.backends.cpu.templates.direct_residues import by_residues, largest, rows_fit
 from fuseplan.backends.cpu.templates.direct_writer import DirectKnobs, DirectWriter
 from fuseplan.backends.cpu.tiling import MOST_ADDRESSES, Tiling, is_per_image, room, sheet, tiling
 from fuseplan.backends.parts import gates_beside
+from fuseplan.kernels.contraction import Contraction
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel, KernelOperand
 from fuseplan.kernels.packing import Packing, Pad, Reshape, Step, Transpose
 from fuseplan.kernels.target import Target
 from fuseplan.kernels.template import Accuracy, Template, Traffic, lanes, moved_once
+from fuseplan.kernels.transposed import every, of_residues
 from fuseplan.messages.reasons import Claim, Reason
 
 _PAGE, _LINE = 4096, 64  # bytes
@@ -50,6 +54,7 @@ class Direct(DirectKnobs):
     efficiency: ClassVar[float] = 0.95
     gated: ClassVar[bool] = True
     ranges: ClassVar[bool] = True
+    transposes: ClassVar[bool] = True
 
     @classmethod
     def takes(cls, kernel: Kernel, target: Target) -> Iterator[Claim]:
@@ -59,32 +64,36 @@ class Direct(DirectKnobs):
 
     @classmethod
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
-        kernel = as_rows(kernel)
+        whole, kernel = kernel, largest(as_rows(kernel))
         conv, width = kernel.contraction, lanes(kernel, target)
-        tiles = sorted(_tiles(kernel, target), key=lambda tile: _waste(kernel, target, *tile))
+        is_spread = whole.contraction.is_transposed
+        tiles = sorted(_tiles(kernel, target, is_spread), key=lambda tile: _waste(kernel, target, *tile))
+        tiles = [tile for tile in tiles if not is_spread or rows_fit(whole, tile[0])]
         for rows, vectors in tiles[:2]:
             panels = -(-conv.features_per_group // (vectors * width))
-            lines = _lines(kernel, target, rows)
+            lines = 0 if is_spread else _lines(kernel, target, rows)
             if lines:
                 covering = tiling(staging.staged(kernel), rows, lines * prod(conv.dst_spatial[1:]))
                 yield cls(rows, vectors, covering.count, panels, lines)
             blocked = cls(rows, vectors, *_blocks(kernel, target, rows, panels))
-            if accuracy == "default" and pairs.fits(kernel, target):
+            if accuracy == "default" and pairs.fits(kernel, target) and not is_spread:
                 yield replace(blocked, pairs=True)
             yield blocked
 
     def traffic(self, kernel: Kernel, target: Target) -> Traffic:
         kernel = as_rows(kernel)
         # A thread's own part stays in its caches.
-        copied = 0 if self.lines else staging.staged(kernel, stored=self.pairs).elements
+        copied = 0 if self.lines else staging.staged(largest(kernel), stored=self.pairs).elements
         return moved_once(kernel, copied * model.itemsize(kernel))
 
     def waste(self, kernel: Kernel, target: Target) -> float:
-        kernel = as_rows(kernel)
+        kernel = largest(as_rows(kernel))
         speed = pairs.speed(target) if self.pairs else 1
         return _waste(kernel, target, self.rows, self.vectors) * _transposing(kernel, target) / speed
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
+        if kernel.contraction.is_transposed:
+            return direct_residues.source(self, kernel, target)
         writer = DirectWriter(self, kernel, target)
         return writer.by_lines() if self.lines else writer.by_blocks()
 
@@ -99,6 +108,12 @@ class Direct(DirectKnobs):
         gates and of values take turns. In pairs, two channels of a feature follow one another.
         """
         conv = kernel.contraction
+        if conv.is_transposed:
+            parts = (of_residues(conv, [run[0] for run in runs]) for runs in every(conv))
+            return by_residues(conv, [self._panels(part, kernel, target) for part in parts])
+        return self._panels(conv, kernel, target)
+
+    def _panels(self, conv: Contraction, kernel: Kernel, target: Target) -> tuple[Step, ...]:
         panel = self.vectors * lanes(kernel, target)
         panels = -(-conv.features_per_group // panel)
         groups = conv.groups * (conv.batch if conv.weight_per_batch else 1)
@@ -131,15 +146,18 @@ def _covering(kernel: Kernel, rows: int) -> Tiling:
     return tiling(staging.staged(kernel), rows, sheet(kernel))
 
 
-def _tiles(kernel: Kernel, target: Target) -> Iterator[tuple[int, int]]:
-    """Tiles whose accumulators and row of weights fit the registers; LLVM wants an eighth to move in."""
+def _tiles(kernel: Kernel, target: Target, is_any: bool = False) -> Iterator[tuple[int, int]]:
+    """Tiles whose accumulators and row of weights fit the registers; LLVM wants an eighth to move in.
+
+    Of each width the larger half, or any.
+    """
     conv = kernel.contraction
     width, positions = lanes(kernel, target), sheet(kernel)
     most = positions if model.features_innermost(kernel) else min(positions, width)
     counts = range(1, min(4, -(-conv.features_per_group // width)) + 1)
     for vectors in (2, 4) if kernel.parts else counts:
         top = min(most, 16, (target.vector_registers * 7 // 8 - vectors) // vectors)
-        for rows in range(max(1, top // 2), top + 1):
+        for rows in range(1 if is_any else max(1, top // 2), top + 1):
             yield rows, vectors
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -19,6 +19,7 @@ from fuseplan.backends.cpu.loops import ceil_div, even, nested, pieces, places, 
 from fuseplan.backends.cpu.rows import as_rows
 from fuseplan.backends.cpu.sums import UNROLL, Operands, Sums, add_products
 from fuseplan.backends.cpu.tiling import Tiling, is_per_image, room, serving, sheet, tiling
+from fuseplan.kernels.contraction import Contraction
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.target import Target
@@ -51,32 +52,42 @@ class DirectWriter:
         has_room = self.keeps or planned_staged.copies
         self.frame = Frame(knobs, known, target, workspace=has_room, planned=planned)
         kernel = self.frame.kernel
-        self.knobs, self.kernel, self.conv = knobs, kernel, kernel.contraction
         self.staged = staging.staged(kernel, stored=knobs.pairs)
         self.stored = storage.element_type(kernel.src.dtype) if knobs.pairs else None
-        self.depth = pairs.count(self.conv) if knobs.pairs else self.conv.depth
-        self.b: Builder = self.frame.body
-        self.lanes = self.frame.lanes
-        self.panel = knobs.vectors * self.lanes
-        self.panels = -(-self.conv.features_per_group // self.panel)
-        self.innermost = model.features_innermost(kernel)
-        # Where a task's part of src is an image's, its tiles are too.
-        self.per_image = is_per_image(kernel) or knobs.lines > 0
-        self.image = prod(self.conv.dst_spatial)
+        self._set(knobs, kernel, kernel.contraction)
         inner = knobs.lines * prod(self.conv.dst_spatial[1:])
         covering = tiling(planned_staged, knobs.rows, inner or sheet(known))
         self.tiling = replace(covering, staged=self.staged, positions=inner or sheet(kernel))
         self.tilings = serving(self.b, self.tiling, self.image)
+        self.fetched = self._fetched(covering.count)
+
+    def _set(self, knobs: DirectKnobs, kernel: Kernel, conv: Contraction) -> None:
+        """All but how src is found and covered."""
+        self.knobs, self.kernel, self.conv = knobs, kernel, conv
+        self.depth = pairs.count(conv) if knobs.pairs else conv.depth
+        self.b: Builder = self.frame.body
+        self.lanes = self.frame.lanes
+        self.panel = knobs.vectors * self.lanes
+        self.panels = -(-conv.features_per_group // self.panel)
+        self.innermost = model.features_innermost(kernel)
+        # Where a task's part of src is an image's, its tiles are too.
+        self.per_image = is_per_image(kernel) or knobs.lines > 0
+        self.image = prod(conv.dst_spatial)
         self.results = Features(self.frame)
         self.tail = self.results.tail
         self.kept = None if self.innermost else Kept(self.tail, self.panel)
         self.weight = self.frame.pointer("operand", kernel.weight.key)
-        # Vectors of the next panel that a tile fetches in each turn of its loop: all tiles of a task together
-        # fetch all of it. A layer of a model finds its weights in memory: without this, 1x1 kernels of 2 to
-        # 8 MB at 7x7 took 1.5 times as long on a Xeon as with weights in the second cache, and take 1.2.
-        passes = covering.count if knobs.lines else min(knobs.block, covering.count)
-        is_far = passes > 1 and kernel.weight.nbytes > target.l1_bytes
-        self.fetched = ceil_div(UNROLL * knobs.vectors, passes) if is_far else 0
+
+    def _fetched(self, tiles: int) -> int:
+        """Vectors of the next panel that a tile fetches in each turn of its loop, of so many tiles.
+
+        All tiles of a task together fetch all of it. A layer of a model finds its weights in memory: without
+        this, 1x1 kernels of 2 to 8 MB at 7x7 took 1.5 times as long on a Xeon as with weights in the second
+        cache, and take 1.2.
+        """
+        passes = tiles if self.knobs.lines else min(self.knobs.block, tiles)
+        is_far = passes > 1 and self.kernel.weight.nbytes > self.frame.target.l1_bytes
+        return int(ceil_div(UNROLL * self.knobs.vectors, passes)) if is_far else 0
 
     # ---- tasks
 
@@ -89,19 +100,27 @@ class DirectWriter:
         """Writes the tasks and gives their number."""
         workspace = self.frame.pointer("workspace") if self.staged.copies else self.frame.pointer("src")
         self.src = staging.emit(self.frame, self.staged, workspace)
+        tasks, write = self.shared_out()
+        with self.frame.tasks(tasks) as task:
+            write(task)
+        return tasks
+
+    def shared_out(self) -> tuple[Index, Callable[[Index], None]]:
+        """The number of tasks, and what writes one."""
         knobs, conv, b = self.knobs, self.conv, self.b
         images = conv.batch if self.per_image else 1
         blocks = ceil_div(self.tiling.count, knobs.block)
         parts = images * blocks * conv.groups
         share = even(self.frame, self.panels, parts, knobs.block_panels)
         panel_blocks = ceil_div(self.panels, share)
-        tasks: Index = parts * panel_blocks
-        with self.frame.tasks(tasks) as task:
+
+        def write(task: Index) -> None:
             image, block, group, panel_block = places(task, (images, blocks, conv.groups, panel_blocks))
             tiles = within(b, block, knobs.block, self.tiling.count)
             panels = within(b, panel_block, share, self.panels)
             self._panels(image if self.per_image else None, 0, group, tiles, panels)
-        return tasks
+
+        return parts * panel_blocks, write
 
     def by_lines(self) -> Source:
         """A task copies the lines of src under its output lines to its thread's part of the workspace."""
@@ -179,9 +198,9 @@ class DirectWriter:
         self._products(sums, self._starts(tiles, image, position, group), weight, b.at(weight, ahead))
         feature = self.results.first(group, panel * self.panel)
         if self.kept is None:
-            self._store_features(sums.values(), image, position, feature, features // each)
+            self._store_features(sums.values(), tiles, image, position, feature, features // each)
         else:
-            self._store_positions(sums.values(), self.kept, image, position, feature, features)
+            self._store_positions(sums.values(), self.kept, tiles, image, position, feature, features)
 
     def _starts(self, tiles: Tiling, image: Index | None, position: Index, group: Index) -> list[Value]:
         """Where in src the first tap of each of the tile's positions lies."""
@@ -230,18 +249,33 @@ class DirectWriter:
 
     # ---- results
 
+    def _elements(self, tiles: Tiling, image: Index | None, position: Index) -> Iterable[Index]:
+        """Where in dst the first feature of each of the tile's positions lies, features innermost."""
+        first = position if image is None else image * self.image + position
+        return ((first + r) * self.kernel.pitch for r in range(tiles.rows))
+
+    def _runs(self, tiles: Tiling, plane: Index, position: Index) -> Iterator[tuple[int, Index, int, int]]:
+        """The tile's positions in a plane of dst: each run's first, its place, the run's length and step."""
+        yield 0, plane * self.image + position, self.knobs.rows, 1
+
     def _store_features(
-        self, values: list[list[Value]], image: Index | None, position: Index, feature: Index, features: int
+        self,
+        values: list[list[Value]],
+        tiles: Tiling,
+        image: Index | None,
+        position: Index,
+        feature: Index,
+        features: int,
     ) -> None:
         known: dict[object, Value] = {}
-        first = position if image is None else image * self.image + position
-        for r, line in enumerate(values):
-            self.results.store(line, first + r, feature, features, known)
+        for element, line in zip(self._elements(tiles, image, position), values, strict=True):
+            self.results.store(line, element, feature, features, known)
 
     def _store_positions(
         self,
         values: list[list[Value]],
         kept: Kept,
+        tiles: Tiling,
         image: Index | None,
         position: Index,
         feature: Index,
@@ -257,6 +291,9 @@ class DirectWriter:
             count = min(self.lanes, features - j * self.lanes)
             for i, column in enumerate(transposed(b, square)[:count]):
                 channel = feature + (j * self.lanes + i)
-                place = Place((plane + channel) * self.image + position, channel, False, self.knobs.rows)
-                kept.spread(j * self.lanes + i, place, known)
-                finish(self.frame, self.tail, column, place, known)
+                for first, element, positions, step in self._runs(tiles, plane + channel, position):
+                    place = Place(element, channel, False, positions, step=step)
+                    kept.spread(j * self.lanes + i, place, known)
+                    lanes = [(first + lane) % self.lanes for lane in range(self.lanes)]
+                    run = b.shuffle(column, nothing, lanes) if first else column
+                    finish(self.frame, self.tail, run, place, known)

@@ -20,6 +20,7 @@ from fuseplan.backends.cpu.lanes import chosen_lanes, lane_numbers
 from fuseplan.backends.cpu.loops import batches, ceil_div, offset_of, pieces, places, within
 from fuseplan.backends.cpu.sums import UNROLL
 from fuseplan.backends.cpu.templates.direct_writer import DirectKnobs, DirectWriter
+from fuseplan.backends.cpu.tiling import Tiling
 from fuseplan.backends.lattice import Axis, merged
 from fuseplan.kernels.centre import Summary
 from fuseplan.kernels.emit import Source
@@ -136,7 +137,13 @@ class SummaryWriter(DirectWriter):
                     self._join_row(block, position + row, line, (first * vectors, last * vectors))
 
     def _store_features(
-        self, values: list[list[Value]], image: Index | None, position: Index, feature: Index, features: int
+        self,
+        values: list[list[Value]],
+        tiles: Tiling,
+        image: Index | None,
+        position: Index,
+        feature: Index,
+        features: int,
     ) -> None:
         """The logits of a panel, behind the stages between, go to the buffer."""
         known: dict[object, Value] = {}

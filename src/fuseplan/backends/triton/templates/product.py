@@ -38,6 +38,7 @@ from fuseplan.kernels.template import (
     layout_claims,
     moved_once,
 )
+from fuseplan.kernels.transposed import by_features, by_residue
 from fuseplan.language.dtypes import dtype_of
 from fuseplan.messages.reasons import Claim
 
@@ -80,7 +81,7 @@ class Product(Knobs, GpuTemplate):
 
     @classmethod
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
-        yield from contraction_claims(kernel)
+        yield from contraction_claims(kernel, transposes=True)
         yield from layout_claims(kernel, gated=True)
         exact = arithmetics(kernel, target, "strict")[0]
         yield accuracy_claim(product_cost.bound(kernel, exact), accuracy)
@@ -99,14 +100,17 @@ class Product(Knobs, GpuTemplate):
         """
         tiles, per_batch = Tiles(kernel, self), int(kernel.contraction.weight_per_batch)
         images, (features, channels, *taps) = kernel.weight.axes[:per_batch], kernel.weight.axes[per_batch:]
-        sizes = (
-            kernel.contraction.kernel if taps else ()
-        )  # a matrix product's weight has no axes for its one tap
+        sizes = tiles.weight_kernel if taps else ()  # a matrix product's weight has none for its one tap
         extents = (*(tiles.batches,) * per_batch, tiles.weight_rows, *sizes, tiles.weight_channels)
         axes, inner = (*images, features, *taps, channels), (*sizes, kernel.contraction.channels_per_group)
         gates = gates_beside(kernel.parts, kernel.contraction.features // 2, 1, inner)
         last = (Halves(),) if self.is_halved else (Rounded(),) if self.arithmetic == "tf32" else ()
-        return weight_packing(kernel.weight, axes, extents, gates=gates, last=last)
+        operand = replace(kernel.weight, shape=tiles.conv.weight_shape) if tiles.is_joint else kernel.weight
+        packed = weight_packing(operand, axes, extents, gates=gates, last=last)
+        if tiles.is_joint:
+            is_last = kernel.dst.element_strides[1] == 1
+            return packed.behind(by_features(kernel.weight, tiles.whole, last=is_last))
+        return packed.behind(by_residue(kernel.weight, tiles.whole)) if tiles.residues else packed
 
     def traffic(self, kernel: Kernel, target: Target) -> Traffic:
         return moved_once(kernel, Tiles(kernel, self).workspace_bytes)
@@ -179,7 +183,9 @@ def fits(knobs: Knobs, kernel: Kernel, target: Target) -> bool:
 def _splits(base: Knobs, kernel: Kernel, target: Target) -> tuple[int, ...]:
     """In how many parts a sum may be made: more than one where tiles leave processors without work."""
     tiles = Tiles(kernel, base)
-    is_full = 2 * tiles.count > target.processors or tiles.count * 4 > COUNTER_BYTES
+    is_full = (
+        tiles.whole.is_transposed or 2 * tiles.count > target.processors or tiles.count * 4 > COUNTER_BYTES
+    )
     if base.rows > 64 or is_full or tiles.merged > 1:
         return (1,)
     return tuple(split for split in (1, 2, 4, 8) if split == 1 or tiles.whole_steps >= 4 * split)
@@ -296,6 +302,7 @@ def _gathered(kernel: Kernel, target: Target, arithmetic: str) -> Iterator[Knobs
             depth if is_held else depth // 2,
             swapped=(is_half_first and fitting < 128) or most < 64 <= fitting,
             arithmetic=arithmetic,
+            parts=2 if probe.is_joint and rows * fitting >= 128 * 32 * warps else 1,
             warps=warps,
             stages=3 if joined == 1 else 2,
             ahead=joined > 1,
@@ -342,7 +349,8 @@ def _extents(
     if arithmetic == "ieee":
         return ((64, 64, 4), (128, 64, 8), (32, 32, 4), (16, 16, 4))
     large = () if kernel.weight.dtype == "f32" else ((256, 64, 4),)  # f32 has sums in twice the registers
-    usual = ((64, 128, 4), (128, 128, 8), (128, 64, 4), *large, (64, 64, 4), (32, 32, 4), (64, 16, 4))
+    joint = ((128, 256, 8),) * probe.is_joint
+    usual = (*joint, (64, 128, 4), (128, 128, 8), (128, 64, 4), *large, (64, 64, 4), (32, 32, 4), (64, 16, 4))
     # Where tiles leave processors without work, tiles of few rows, their features first.
     has_few = 2 * Tiles(kernel, Knobs(64, 64, LEAST)).count <= target.processors
     is_short = arithmetic == "tf32x3" and kernel.contraction.depth < FINE_DEPTH  # the weight is split finely

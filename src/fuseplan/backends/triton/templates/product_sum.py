@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from operator import mul
 
 from fuseplan.backends.triton.elementwise import Place
 from fuseplan.backends.triton.index import (
@@ -23,6 +25,7 @@ from fuseplan.backends.triton.templates.product_arithmetic import halves, multip
 from fuseplan.backends.triton.templates.product_tiles import Knobs, factor_dtype
 from fuseplan.backends.triton.templates.product_writer import ProductWriter
 from fuseplan.kernels.kernel import Kernel
+from fuseplan.kernels.transposed import Residue
 from fuseplan.language.dtypes import FP8
 
 
@@ -137,7 +140,7 @@ class Sum(ProductWriter):
         at = self.text.index(f"{self.axes[axis]}_at", at)
         return (at >= 0) & (at < size)
 
-    def count(self, counters: Sequence[tuple[str, int, int, int]]) -> None:
+    def count(self, counters: Sequence[tuple[str, Index | int, int, int]]) -> None:
         """Counts on: (name, extent, step, carried) of each counter, the fastest first; the last has no end.
 
         A counter moves by its step, and by what is carried where the one before it passes its end. There is
@@ -162,12 +165,12 @@ class BlockedSum(Sum):
         """The counters, and the loop where there is more than one step."""
         text, tiles = self.text, self.tiles
         self._begin()
-        if tiles.steps == 1:
+        if self.steps.constant == 1:
             self._step(as_index(0))
-        elif self.knobs.ahead:
+        elif self.knobs.ahead and tiles.steps > 1:
             self._steps_ahead()
         else:
-            with text.block(f"for {'_' if tiles.is_gathered else 'step'} in range({tiles.steps})"):
+            with text.block(f"for {'_' if tiles.is_gathered else 'step'} in range({self.steps})"):
                 self._step(Index("step", 0, tiles.steps - 1))
                 self._advance()
 
@@ -206,6 +209,12 @@ class BlockedSum(Sum):
     def _begin_counters(self, counted: Sequence[int]) -> None:
         """Counters of taps and channels at the part's first step; without counted taps there are none."""
         kernel = self.conv.kernel
+        self.extents = [self._taps(axis) for axis in range(len(kernel))]
+        self.first = [self.of_residue(axis, self._before(axis)) for axis in range(len(kernel))]
+        self.steps = as_index(self.tiles.steps)
+        if any(extent.constant != taps for extent, taps in zip(self.extents, kernel, strict=True)):
+            taps = functools.reduce(mul, self.extents)
+            self.steps = self.text.index("steps", taps * (self.tiles.steps // self.conv.taps))
         first = digits(self.before % self.conv.taps, kernel)
         self.taps = {
             axis: self._counter(f"tap_{self.axes[axis]}", kernel[axis], first[axis]) for axis in counted
@@ -216,6 +225,17 @@ class BlockedSum(Sum):
             depth, begin = self.knobs.depth, self.before // self.conv.taps
             channel = self._counter("channel", self.tiles.channel_blocks * depth, begin * depth)
             self.channel = replace(channel, high=(self.tiles.channel_blocks - 1) * depth)
+
+    def _taps(self, axis: int) -> Index:
+        """Taps along an axis; residues may have fewer than others."""
+        if not self.tiles.residues:
+            return as_index(self.conv.kernel[axis])
+        return self.text.index(f"taps_{self.axes[axis]}", self.of_residue(axis, lambda each: len(each.taps)))
+
+    def _before(self, axis: int) -> Callable[[Residue], int]:
+        """How many taps of other residues lie in front of those of one in the packed weight."""
+        listed = self.tiles.residues[axis] if self.tiles.residues else ()
+        return lambda own: sum(len(each.taps) for each in listed[: own.begin])
 
     def _counter(self, name: str, extent: int, begin: Index) -> Index:
         start = (
@@ -257,7 +277,7 @@ class BlockedSum(Sum):
         self.taps = self.first_taps
         self._load_whole("x", first, self._where(first), is_late)
         self.taps = taps
-        with text.block(f"for {'_' if is_gathered else 'step'} in range({self.tiles.steps})"):
+        with text.block(f"for {'_' if is_gathered else 'step'} in range({self.steps})"):
             step = Index("step", 0, self.tiles.steps - 1)
             channel = self._channel(step)
             if is_late:
@@ -280,16 +300,18 @@ class BlockedSum(Sum):
     def _advance(self) -> None:
         if not self.tiles.is_gathered:
             return
-        taps = [(tap.text, self.conv.kernel[axis], 0, 1) for axis, tap in reversed(self.taps.items())]
-        channels = [("channel", 0, 0, self.knobs.depth)] if self.tiles.channel_blocks > 1 else []
-        (name, extent, _, unit), *others = [*taps, *channels]
-        self.count([(name, extent, unit, 0), *others])
+        taps = [(tap.text, self.extents[axis], 0, 1) for axis, tap in reversed(self.taps.items())]
+        channels = [("channel", as_index(0), 0, self.knobs.depth)] if self.tiles.channel_blocks > 1 else []
+        counted = [*taps, *channels]
+        if counted:
+            (name, extent, _, unit), *others = counted
+            self.count([(name, extent, unit, 0), *others])
 
     def _weight_at(self, channel: Index) -> Index:
         """Where a step's weights begin in a row of the packed weight."""
         row = as_index(0)
-        for axis, tap in self.taps.items():
-            row = row * self.conv.kernel[axis] + tap
+        for axis, extent in enumerate(self.tiles.weight_kernel):
+            row = row * extent + self.first[axis] + self.taps.get(axis, as_index(0))
         return row * self.tiles.weight_channels + channel
 
     # ---- the tile of src
@@ -327,7 +349,7 @@ class BlockedSum(Sum):
         if self.tiles.channel_blocks > 1:
             return condition(f"channel < {self.tiles.channels}", is_vector=False)
         axis, tap = next(iter(self.taps.items()))
-        return condition(f"{tap} < {self.conv.kernel[axis]}", is_vector=False)
+        return condition(f"{tap} < {self.extents[axis]}", is_vector=False)
 
     def _ends(self, channel: Index, place: int = 0) -> Mask:
         """Which channels of a step there are, those `place` behind the ones that a thread reads first."""

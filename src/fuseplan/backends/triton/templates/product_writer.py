@@ -7,7 +7,10 @@ write the sum and its reads of src.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import prod
+from operator import attrgetter, mul
 
 from fuseplan.backends.triton.elementwise import Elementwise, Place, argument
 from fuseplan.backends.triton.index import (
@@ -18,6 +21,7 @@ from fuseplan.backends.triton.index import (
     Mask,
     arange,
     as_index,
+    chosen,
     digits,
     divides,
     number,
@@ -36,6 +40,8 @@ from fuseplan.backends.triton.templates.product_tiles import (
 )
 from fuseplan.kernels.emit import COUNTER_BYTES, Slot, TensorMap
 from fuseplan.kernels.kernel import Kernel
+from fuseplan.kernels.transposed import Residue
+from fuseplan.language.layouts import image_strides
 
 AXES = "edhw"  # names of the spatial axes; the last ones where there are fewer
 
@@ -49,13 +55,15 @@ class ProductWriter(Writer):
         windows: the first coordinate under each row's window, along each spatial axis; none without windows.
         local, feature, has_feature: each feature's number in the tile's groups, and all; which exist.
         batch, group_block, row_tile, feature_tile: the tile's numbers.
+        residue: of a transposed convolution with a stride, that of the tile's rows along each axis.
         over_rows, over_features: how a vector over rows, or over features, is an axis of the result's tile.
     """
 
     def __init__(self, knobs: Knobs, kernel: Kernel, title: str) -> None:
         super().__init__(kernel, title)
         self.options = (("num_warps", knobs.warps), ("num_stages", knobs.stages))
-        self.knobs, self.conv, self.tiles = knobs, kernel.contraction, Tiles(kernel, knobs)
+        self.knobs, self.tiles = knobs, Tiles(kernel, knobs)
+        self.conv = self.tiles.conv
         self.programs, self.workspace_bytes = self.tiles.programs, self.tiles.workspace_bytes
         self.parts = knobs.split
         self.prologue = Elementwise(kernel, "prologue", self.text)
@@ -109,7 +117,7 @@ class ProductWriter(Writer):
         if self.is_wide:
             large = "as large as these may be" if tiles.is_open else "this large"
             text.line(f"# offsets of tensors {large} need 64 bits")
-        launched = number("tl.program_id(0)", tiles.count).wide(self.is_wide)
+        launched = self._residue(number("tl.program_id(0)", tiles.count).wide(self.is_wide))
         self.launched = text.index("place" if tiles.batches > 1 else "program", launched)
         self.batch, program = as_index(0), self.launched
         if tiles.batches > 1:
@@ -132,6 +140,18 @@ class ProductWriter(Writer):
         self.feature_tile = text.index("feature_tile", column % tiles.feature_blocks)
         if self.knobs.split > 1:
             text.line("part = tl.program_id(1)")
+
+    def _residue(self, launched: Index) -> Index:
+        """Which residue; programs that run together write neighbours, so that a cache joins their lines."""
+        count, axes = self.tiles.parts, self.tiles.residues
+        self.residue = digits(self.text.index("residue", launched % count), list(map(len, axes)))
+        return launched // count
+
+    def of_residue(self, axis: int, what: Callable[[Residue], int]) -> Index:
+        """A number of the tile's residue along an axis; 0 without residues."""
+        if not self.tiles.residues:
+            return as_index(0)
+        return chosen([what(each) for each in self.tiles.residues[axis]], self.residue[axis])
 
     def lying(self, tile: Index, run: int) -> Index:
         """Offsets of a tile, with the run that the compiler is told of where rows stand down the tile."""
@@ -160,7 +180,10 @@ class ProductWriter(Writer):
         place = text.index("place" if tiles.batches == 1 else "position", self.row % tiles.image_rows)
         terms = [self.image * self.image_step]
         for axis, at in enumerate(digits(place, self.conv.dst_spatial)):
-            begin = at * self.conv.stride[axis] - self.conv.padding[axis][0]
+            low = as_index(self.conv.padding[axis][0])
+            begin = at * self.conv.stride[axis] - (
+                self.of_residue(axis, attrgetter("low")) if tiles.residues else low
+            )
             self.windows.append(text.index(self.axes[axis], begin))
             terms.append(self.windows[-1] * self.spatial_steps[axis])
         begin = total([*terms, self.group_block * (tiles.channels * self.channel_step)])
@@ -303,6 +326,9 @@ class ProductWriter(Writer):
         text, tiles, dst = self.text, self.tiles, self.kernel.dst
         over_rows, over_features = self.over_rows, self.over_features
         ends = has_feature.at(over_features)
+        if tiles.whole.is_transposed:
+            self._spread(summed, row, has_row, feature, ends)
+            return
         mask = text.mask("mask", has_row.at(over_rows) & ends)
         axes = row_axes(dst, tiles.batches)
         rows = text.index("dst_row", offset(row, axes) + self.batch * dst.element_strides[0])
@@ -313,3 +339,45 @@ class ProductWriter(Writer):
         inside = offset(position, axes).at(over_rows) + (feature * step).at(over_features)
         place = Place(str(element), str(feature.at(over_features)), f"({inside})", str(mask), str(ends))
         self.epilogue.store(summed, place)
+
+    def _spread(self, summed: str, row: Index, has_row: Mask, feature: Index, ends: Mask) -> None:
+        """The same of a transposed convolution: outputs of a residue lie a stride apart."""
+        text, tiles, dst, whole = self.text, self.tiles, self.kernel.dst, self.tiles.whole
+        channel, begins = (
+            feature,
+            [self.of_residue(axis, attrgetter("begin")) for axis in range(len(self.axes))],
+        )
+        if tiles.is_joint:
+            channel, begins = self._residues_of(feature)
+        at = digits(row % tiles.image_rows, self.conv.dst_spatial)
+        tos = [
+            text.index(f"{name}_to", place * step)
+            for name, place, step in zip(self.axes, at, whole.stride, strict=True)
+        ]
+        mask = has_row.at(self.over_rows) & ends
+        for to, begin, extent in zip(tos, begins, whole.dst_spatial, strict=True):
+            spot = to.at(self.over_rows) + begin.at(self.over_features)
+            mask = mask & (spot >= 0) & (spot < extent)
+        mask = text.mask("mask", mask)
+
+        def offsets(steps: Sequence[int], image: Index) -> Index:
+            rows = total([image, *map(mul, tos, steps[1:])])
+            rows = rows if rows.is_vector else Index(f"tl.zeros_like({row})", 0, 0, is_vector=True)
+            columns = total([channel * steps[0], *map(mul, begins, steps[1:])])
+            return rows.at(self.over_rows) + columns.at(self.over_features)
+
+        image_step, *steps = dst.element_strides
+        element = text.index("element", offsets(steps, row // tiles.image_rows * image_step))
+        inside = offsets(image_strides(dst.shape, dst.element_strides)[1:], as_index(0))
+        place = Place(str(element), str(channel.at(self.over_features)), f"({inside})", str(mask), str(ends))
+        self.epilogue.store(summed, place)
+
+    def _residues_of(self, feature: Index) -> tuple[Index, list[Index]]:
+        """The features of dst that a joint tile's are, and where their residues begin along each axis."""
+        text, whole = self.text, self.tiles.whole
+        count = prod(whole.stride)
+        channel, number = feature // count, feature % count
+        if self.kernel.dst.element_strides[1] == 1:
+            channel, number = feature % whole.features, feature // whole.features
+        begins = zip(digits(text.index("residue", number), whole.stride), whole.padding, strict=True)
+        return text.index("channel", channel), [at - low for at, (low, _) in begins]
