@@ -225,6 +225,32 @@ def _(src: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(src)
 
 
+class Laid(nn.Module):  # type: ignore[misc]
+    """Copies of what plans make, which plans read, and one that leaves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(20, 16), nn.Linear(5, 7)
+
+    def forward(self, src: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        rows = F.relu(self.first(src))
+        turned = rows.transpose(1, 2).clone(memory_format=torch.contiguous_format)
+        return F.gelu(self.last(turned)), rows.mT.clone()
+
+
+def test_copies_of_known_values_have_their_places() -> None:
+    module, src = Laid(), torch.randn(3, 5, 20)
+    whole = fused.fuse(module, src)
+    lives = whole.fusion._planned._lives
+    (copied,) = lives.copied
+    assert copied in lives.buffers
+    assert sum(node.args[1] not in lives.known for node in lives.bound) == 1
+    results = [whole(each) for each in (src, 2 * src, src)]
+    for got, each in zip(results, (src, 2 * src, src), strict=True):
+        close(got, module(each))
+        assert [one.stride() for one in got] == [one.stride() for one in module(each)]
+
+
 class Exchanged(nn.Module):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()

@@ -271,8 +271,9 @@ def _written(graph: fx.Graph, lives: Lifetimes) -> tuple[fx.GraphModule, list[fx
 
 
 def _copy(whole: torch.Tensor, part: torch.Tensor, axis: int, begin: int, extent: int) -> None:
-    """Copies a part into the value that joins it with others."""
-    whole.narrow(axis, begin, extent).copy_(part)
+    """Copies a part into the value that joins it with others, or all of a value into its place."""
+    place = whole if whole.shape[axis] == extent else whole.narrow(axis, begin, extent)
+    place.copy_(part)
 
 
 def _look(tensor: torch.Tensor) -> tuple[Any, ...]:

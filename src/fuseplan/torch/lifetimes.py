@@ -25,6 +25,7 @@ UNWRITTEN = (aten.empty.memory_format, aten.empty_strided.default)  # their elem
 GPU_LINE = 512  # bytes, as torch's allocator: a copy of rows that begin inside of a line takes longer
 # Of Python: functions of the tensors that they read, in memory of their own or in that of one of these.
 COPYING = (laid_out, first, joined, operator.getitem, launched)
+LAYING = (laid_out, aten.clone.default)  # copies of their first arguments
 
 
 Part = tuple[fx.Node, int, int, int]  # of a joined value: the value, the axis, the begin, the extent
@@ -44,7 +45,7 @@ class Lifetimes:
         strides: of the src of each of them.
         buffers: places for their outputs that do not leave the graph, and for values that join some.
         parts: the launches that write into such a value: the value, the axis, and the first and last place.
-        copied: of each such value, the other parts with their places.
+        copied: of each such value, the other parts with their places; likewise of copies of known values.
     """
 
     known: set[fx.Node] = field(default_factory=set)
@@ -81,7 +82,7 @@ class Lifetimes:
             elif node.target is joined and _storage(values.found[node]) not in values.leaving:
                 made._join(node, place, values)
             elif node.op == "call_function" and made.known.issuperset(node.all_input_nodes):
-                made.known |= {node} if values.is_view(node) else set()
+                made._view_or_copy(node, place, values)
         return made
 
     def changing(self, node: fx.Node) -> list[int]:
@@ -108,6 +109,16 @@ class Lifetimes:
         bits = np.dtype(f"u{out.itemsize}")  # NumPy has no bf16
         made = Buffer(tuple(out.shape), out.stride(), bits, begin, last, line=self._line)
         self.buffers[node], self._outs[node] = made, out
+
+    def _view_or_copy(self, node: fx.Node, place: int, values: _Values) -> None:
+        """A function of known values: those that only lay elements out anew have a place for them."""
+        out = values.found[node]
+        if values.is_view(node):
+            self.known.add(node)
+        elif node.target in LAYING and out.ndim and values.leaving.isdisjoint(storages(out)):
+            self._place(node, out, place, values.last.get(_storage(out), place))
+            self.known.add(node)
+            self.copied[node] = [(node.args[0], (node, 0, 0, out.shape[0]))]
 
     def _join(self, node: fx.Node, place: int, values: _Values) -> None:
         """Places a joined value, into which launches write that nothing else reads; others are copied."""
