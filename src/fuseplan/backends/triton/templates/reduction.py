@@ -108,8 +108,8 @@ class GpuReduction(ReductionKnobs):
             is_cut = tile < count
             if warps * target.warp > THREADS or (is_cut and (ahead or each > LOOPED)):
                 continue
-            for rows in CUT_ROWS if is_cut else (tile // count,):
-                rows = min(cells, MOST_ROWS, rows)
+            for each_time in CUT_ROWS if is_cut else (tile // count,):
+                rows = min(cells, MOST_ROWS, each_time)
                 elements = min(count, tile // rows)
                 made = cls(rows, elements, 1, warps, is_cut and lattice.is_along, resident, ahead)
                 if cost.fits_beside(kernel, target, made):

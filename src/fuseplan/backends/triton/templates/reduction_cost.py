@@ -73,13 +73,9 @@ def fits_beside(kernel: Kernel, target: Target, knobs: ReductionKnobs) -> bool:
 
 
 def _of_sums(kernel: Kernel, target: Target, knobs: ReductionKnobs) -> float:
-    """The time of programs that go through all tiles, and that of their sums' way through the second cache."""
-    lattice, threads, programs = (
-        Lattice(kernel),
-        knobs.warps * target.warp,
-        programs_of(kernel, target, knobs),
-    )
-    each, sums = knobs.cells * knobs.elements / threads, len(kernel.sums)
+    """The time of programs that go through all tiles, and of their sums' way through the second cache."""
+    lattice, programs = Lattice(kernel), programs_of(kernel, target, knobs)
+    each, sums = knobs.cells * knobs.elements / (knobs.warps * target.warp), len(kernel.sums)
     turns = ceil_div(ceil_div(lattice.cell_count, knobs.cells), programs)
     blocks = ceil_div(lattice.element_count, knobs.elements)
     parts = sum(len(statistic.parts) for statistic in kernel.statistics)
