@@ -60,7 +60,14 @@ def results(step: Step) -> Iterator[tuple[Result, Scalar]]:
     """The results of an operator with statistics, and the formula of each."""
     assert isinstance(step.op, Normalization)  # by its kind
     formulas = step.op.result_formulas(step.leaves, step.src)
-    return ((each, formulas[each.name]) for each in step.results)
+    return ((each, formulas[each.name]) for each in step.results if each.name in formulas)
+
+
+def sums(step: Step) -> Iterator[tuple[Result, Scalar]]:
+    """The results that are sums over the axes that stay, and the term of each element."""
+    assert isinstance(step.op, Normalization)  # by its kind
+    terms = step.op.sums(step.leaves, step.src)
+    return ((each, terms[each.name]) for each in step.results if each.name in terms)
 
 
 def are_joined(steps: Sequence[Step]) -> bool:
@@ -77,6 +84,8 @@ def parts_fit(steps: Sequence[Step], parted: Step) -> bool:
     """
     listed = centres(steps)
     if not listed or not all(cast(Normalization, each.op).per in ("row", "cell") for each in listed):
+        return False
+    if any(True for each in listed for _ in sums(each)):
         return False
     first, last = listed[0], listed[-1]
     assert isinstance(first.op, Normalization)
@@ -95,6 +104,7 @@ def _seen(step: Step) -> tuple[int, ...] | None:
     op, src = step.op, step.src
     assert isinstance(op, Normalization)  # by the caller
     is_whole = op.per in ("row", "cell") and op.split(src) is None and not op.removes(src)
+    is_whole = is_whole and not op.sums(step.leaves, src)
     return op.over(src) if is_whole else None
 
 

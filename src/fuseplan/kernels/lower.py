@@ -10,7 +10,7 @@ from fuseplan.kernels.centre import Reduction, Summary
 from fuseplan.kernels.contracted import contraction
 from fuseplan.kernels.counted import counted
 from fuseplan.kernels.gradients import NO_WINDOW, gradient
-from fuseplan.kernels.joined import centres, numbered, results, statistics
+from fuseplan.kernels.joined import centres, numbered, results, statistics, sums
 from fuseplan.kernels.kernel import Kernel, KernelOperand, Output, Stage
 from fuseplan.kernels.lookup import reads_rows
 from fuseplan.kernels.match import Match, row_stride, rows_of
@@ -197,7 +197,8 @@ def _normalization(
     if centres(after) or any(step.op.has_parts for step in steps):
         return _over_axes(kernel, steps, centre)
     is_first = not steps[0].index  # there is no contraction in front of them
-    if op.per == "row" and is_first and _have_blocks(steps) and _are_rows(steps):
+    in_blocks = is_first and _have_blocks(steps) and not op.sums(centre.leaves, centre.src)
+    if op.per == "row" and in_blocks and _are_rows(steps):
         return _in_rows(kernel, steps)
     if op.per not in ("channel", "activation"):
         return _over_axes(kernel, steps, centre)
@@ -260,6 +261,7 @@ def _over_axes(kernel: Kernel, steps: Sequence[Step], centre: Step) -> Kernel:
     behind = [place for axis, place in enumerate(places) if axis not in removed]
     dst = spread(steps[-1].dst, behind, whole.rank)
     over = tuple(sorted(places[axis] for axis in axes))
+    stay = tuple(place for place in range(whole.rank) if place not in over)
     along = dict(zip(places, dense(src.shape, axes), strict=True))
     index = tuple(along.get(place, 0) for place in range(whole.rank)) if _reads_index(kernel) else ()
     return replace(
@@ -287,6 +289,7 @@ def _over_axes(kernel: Kernel, steps: Sequence[Step], centre: Step) -> Kernel:
                 for step in centres(steps)
                 for each, formula in results(step)
             ),
+            *(placed_result(each, formula, places, stay) for each, formula in sums(centre)),
             *(placed_output(each, steps[each.after or 0], centre, places, behind) for each in kernel.outputs),
         ),
         indices=(

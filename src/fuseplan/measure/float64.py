@@ -124,11 +124,11 @@ def formed(
     for each in op.reductions(step.leaves, step.src):
         made = reduced(each, leaves, step, meanings)
         leaves |= {name: (1 + slip) * number for name, number in made.items()}
+    space = space_of(x)
+    found = op.summed(leaves, step.leaves, step.src, meanings, space.joins, space.broadcast)
     formulas = op.result_formulas(step.leaves, step.src)
-    results = {
-        each.key: op.each_run(fold(formulas[each.name], leaves, meanings), step.src).reshape(each.shape)
-        for each in step.results
-    }
+    found |= {name: op.each_run(fold(each, leaves, meanings), step.src) for name, each in formulas.items()}
+    results = {each.key: found[each.name].reshape(each.shape) for each in step.results}
     out = fold(step.formulas[0], leaves, meanings).expand(op.spread_shape(step.src))
     return out.reshape(step.dst.shape), results
 

@@ -141,6 +141,10 @@ class Reason(Catalogue):
         "the gradient of a weight is summed over rows that are evenly spaced",
         "Copy src into a dense tensor whose last axis is innermost, and give the plan a src without strides",
     )
+    SUMMED_ROWS = (
+        "sums over all rows beside statistics of each take rows whose elements are one run of memory",
+        "Give rows with their last axis innermost, or ask for the gradient of src alone",
+    )
     PARTS_BESIDE = (
         "parts are read behind a contraction, among elementwise operators, or beside statistics of all parts",
         "Split the plan in front of the second of the two; `pointwise` takes elementwise operators alone",

@@ -11,7 +11,7 @@ import numpy as np
 
 from fuseplan.language.declarations import Array
 from fuseplan.language.layouts import behind_runs, dense, in_runs
-from fuseplan.language.reduction import INDEX, Statistic, indices, reduce
+from fuseplan.language.reduction import INDEX, Statistic, Sums, indices, reduce
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.op import Given, Op
 from fuseplan.scalar import NUMPY, Scalar, fold, leaves_of
@@ -82,6 +82,10 @@ class Normalization(Op):
         """The formula of one element of each result, by the result's own name."""
         return {}
 
+    def sums(self, keys: Keys, src: TensorSpec) -> dict[str, Scalar]:
+        """The term of one element of each result that is a sum over the axes that stay, by its own name."""
+        return {}
+
     @abstractmethod
     def formula(self, keys: Keys, src: TensorSpec) -> Scalar:
         """The formula of one element of the output."""
@@ -128,6 +132,15 @@ class Normalization(Op):
 
         return {name: spread(number) for name, number in made.items()}
 
+    def summed(self, leaves: Mapping[str, Any], keys: Keys, src: TensorSpec, *space: Any) -> dict[str, Any]:
+        """`sums`, by the results' own names; `space` as for `reduced`."""
+        stay = tuple(axis for axis in range(src.rank) if axis not in self.over(src))
+        terms = self.sums(keys, src).items()
+        return {
+            name: reduce(Sums((name,), (term,)), leaves, src.shape, stay, *space)[name]
+            for name, term in terms
+        }
+
     def output(self, src: TensorSpec) -> TensorSpec:
         """The same shape, in src's layout, or in the named one nearest to its strides; or fewer axes."""
         removed = self.removes(src)
@@ -154,6 +167,7 @@ class Normalization(Op):
             made = {
                 name: fold(each, leaves, NUMPY) for name, each in self.result_formulas(Names(), spec).items()
             }
+            made |= self.summed(leaves, Names(), spec)
             out = np.broadcast_to(fold(self.formula(Names(), spec), leaves, NUMPY), self.spread_shape(spec))
             out = out.reshape(self.output(spec).shape).copy()
         shapes = {each.name: each.shape for each in self.results(spec)}

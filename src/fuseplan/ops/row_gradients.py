@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from fuseplan.language.declarations import operand, parameter
+from fuseplan.errors import PlanError
+from fuseplan.language.declarations import operand, parameter, result
 from fuseplan.language.reduction import Moments, Statistic, Sums
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.op import operator
@@ -16,6 +17,18 @@ from fuseplan.scalar import Scalar, exp, leaf, sqrt
 def _scaled(op: StandardizedBackward | RmsNormBackward, keys: Keys) -> Scalar:
     """The gradient behind the normalization: x, times the scale where there is one."""
     return leaf("x") * leaf(keys["scale"]) if op.affine else leaf("x")
+
+
+class _OfOperands:
+    """A gradient of src that gives those of the operands besides, where the plan asks for them."""
+
+    affine: bool
+    gradients: bool
+
+    def __post_init__(self) -> None:
+        super().__post_init__()  # type: ignore[misc]
+        if self.gradients and not self.affine:
+            raise PlanError("gradients=True without a scale", field="gradients", got="affine=False")
 
 
 class StandardizedBackward(Standardized):
@@ -40,7 +53,7 @@ class StandardizedBackward(Standardized):
 
 
 @operator
-class LayerNormBackward(StandardizedBackward, RowNormalization):
+class LayerNormBackward(_OfOperands, StandardizedBackward, RowNormalization):
     """inverse * (g - sum(g)/c - n * sum(g*n)/c)
 
     The gradient of src of `layer_norm`: x is the gradient of its output, g = x * scale, inverse =
@@ -48,12 +61,27 @@ class LayerNormBackward(StandardizedBackward, RowNormalization):
     which are computed again. Sums are over the c elements of a row.
 
     input: the shape of src, layer_norm's src. scale: (c,), with `affine`.
+
+    Results with `gradients`, sums over all rows, shaped like scale: scale_gradient = sum(x*n), shift_gradient
+    = sum(x).
+
+    Raises:
+        PlanError: `gradients` without `affine`.
     """
 
     input: str | None = operand("element", default=None, kw_only=True)
     scale = operand("channel", when="affine")
+    scale_gradient = result("channel", when="gradients")
+    shift_gradient = result("channel", when="gradients")
     affine: bool = True
+    gradients: bool = False
     epsilon: float = parameter(default=1e-5)
+
+    def sums(self, keys: Keys, src: TensorSpec) -> dict[str, Scalar]:
+        """The gradients of scale and shift, where they are results."""
+        apart, inverse = self.normalized(keys)
+        made = {"scale_gradient": leaf("x") * (apart * inverse), "shift_gradient": leaf("x")}
+        return made if self.gradients else {}
 
 
 @operator
@@ -91,7 +119,7 @@ class InstanceNormBackward(StandardizedBackward, OfChannels):
 
 
 @operator
-class RmsNormBackward(RowNormalization):
+class RmsNormBackward(_OfOperands, RowNormalization):
     """inverse * (g - n * sum(g*n)/c)
 
     The gradient of src of `rms_norm`: x is the gradient of its output, g = x * scale, inverse =
@@ -99,12 +127,30 @@ class RmsNormBackward(RowNormalization):
     is over the c elements of a row.
 
     input: the shape of src, rms_norm's src. scale: (c,), with `affine`.
+
+    Result with `gradients`: scale_gradient = sum(x*n) over all rows, shaped like scale.
+
+    Raises:
+        PlanError: `gradients` without `affine`.
     """
 
     input: str | None = operand("element", default=None, kw_only=True)
     scale = operand("channel", when="affine")
+    scale_gradient = result("channel", when="gradients")
     affine: bool = True
+    gradients: bool = False
     epsilon: float = parameter(default=1e-5)
+
+    def sums(self, keys: Keys, src: TensorSpec) -> dict[str, Scalar]:
+        """The gradient of scale, where it is a result."""
+        return (
+            {"scale_gradient": leaf("x") * (leaf(keys["input"]) * self._inverse(keys, src))}
+            if self.gradients
+            else {}
+        )
+
+    def _inverse(self, keys: Keys, src: TensorSpec) -> Scalar:
+        return 1 / sqrt(leaf(keys["square_sum"]) / self.count(src) + leaf(keys["epsilon"]))
 
     def reductions(self, keys: Keys, src: TensorSpec) -> tuple[Statistic, ...]:
         """The sums of a row's squares, and of input times the gradient."""
@@ -113,9 +159,8 @@ class RmsNormBackward(RowNormalization):
 
     def formula(self, keys: Keys, src: TensorSpec) -> Scalar:
         """The formula; the factors of a row are computed once."""
-        count = self.count(src)
-        inverse = 1 / sqrt(leaf(keys["square_sum"]) / count + leaf(keys["epsilon"]))
-        mean = leaf(keys["product_sum"]) / count * (inverse * inverse)
+        inverse = self._inverse(keys, src)
+        mean = leaf(keys["product_sum"]) / self.count(src) * (inverse * inverse)
         return inverse * (_scaled(self, keys) - leaf(keys["input"]) * mean)
 
 

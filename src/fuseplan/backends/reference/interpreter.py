@@ -66,8 +66,8 @@ class Interpreter:
                 made = convolve(contraction, x, kernel.canonical_weight(leaves[kernel.weight.key]))
                 made = self._applied(kernel.between, made, leaves, places, KernelTensor(made.shape))
                 leaves |= _reduced(reduction, made, leaves)
-        for result in kernel.results:
-            self._write(result, places[f"result:{result.key}"], leaves)
+        for result in (*kernel.results, *kernel.sums):
+            self._write(result, places[f"result:{result.key}"], {**leaves, "x": x})
         if kernel.between and not isinstance(kernel.centre, Summary):
             x = self._applied(kernel.between, x, leaves, places, TensorSpec(x.shape))
         in_parts = any(stage.reads_parts for stage in kernel.epilogue)
@@ -158,6 +158,8 @@ class Interpreter:
         old = {result.key: broadcast(lying, shape, result.axes)} if result.updated else {}
         with np.errstate(all="ignore"):
             made = fold(result.expression, {**leaves, **old}, NUMPY)
+        if result.over:
+            made = np.broadcast_to(made, shape).sum(result.over)
         lying[...] = narrow(made, result.dtype).reshape(result.shape)
 
 

@@ -11,6 +11,7 @@ from fuseplan.backends.cpu import model
 from fuseplan.backends.cpu.loops import STREAMED_RUN, line_elements
 from fuseplan.backends.cpu.template import CpuTemplate
 from fuseplan.backends.cpu.templates.reduction_loops import CHUNK, ROWS, Cut, chunking
+from fuseplan.backends.cpu.templates.reduction_sums import ROWS as SUM_ROWS
 from fuseplan.backends.cpu.templates.reduction_writer import ReductionWriter
 from fuseplan.backends.lattice import Lattice
 from fuseplan.kernels.centre import Summary
@@ -31,6 +32,7 @@ from fuseplan.language.dtypes import dtype_of
 from fuseplan.messages.reasons import Claim, Reason, claim
 from fuseplan.scalar import functions
 
+SUM_TASK = 1 << 14  # elements of a task with sums of its own, at least
 _TASK = 2048  # elements: fewer are not worth another thread
 _WIDEST = 1024  # columns of a task: their states stay in the first cache
 _NARROWEST = 64  # bytes of a row that are worth fetching alone
@@ -73,6 +75,9 @@ class Reduction(CpuTemplate):
         lattice = Lattice(kernel)
         is_outer = kernel.open_axis is None or lattice.is_along or bool(lattice.outer_cells)
         yield claim(is_outer, Reason.KNOWN_EXTENTS, operator=kernel.centre_step)
+        is_row = lattice.is_along and lattice.run.extent == lattice.element_count
+        told = None if is_row or not kernel.sums else str(kernel.src)
+        yield claim(told is None, Reason.SUMMED_ROWS, got=told, operator=kernel.centre_step)
         yield result_claim(kernel)
         yield accuracy_claim(cls.bound(kernel), accuracy)
 
@@ -84,13 +89,15 @@ class Reduction(CpuTemplate):
             and lattice.run.extent < _SHORT
             and lattice.element_count >= _FOLDED * lattice.run.extent
         )
-        folded = is_short and lattice.can_fold and kernel.open_axis is None
+        folded = is_short and lattice.can_fold and kernel.open_axis is None and not kernel.sums
         lattice = Lattice(kernel, folded=True) if folded else lattice
         wanted = max(1, min(4 * target.threads, kernel.src.size // _TASK))
         if lattice.is_along:
             # Two threads that take turns at blocks of 64 KB of a large tensor need 1.3 of the time.
             held = max(1, kernel.minimum_bytes // lattice.cell_count)
             cells = max(1, min(lattice.cell_count // wanted, 3 * target.l2_bytes // 4 // held))
+            if kernel.sums:
+                cells = max(-(-lattice.cell_count // SUM_ROWS), SUM_TASK // lattice.element_count, 1)
             blocks = -(-lattice.cell_count // cells)
         else:
             run, least = lattice.run.extent, _NARROWEST // kernel.src.itemsize
@@ -98,10 +105,10 @@ class Reduction(CpuTemplate):
             cells = min(run, _WIDEST, max(least, run * outer // wanted))
             blocks = outer * -(-run // cells)
         _, size, pieces = chunking(lattice, width)
-        is_split = blocks < target.threads and kernel.open_axis is None
+        is_split = blocks < target.threads and kernel.open_axis is None and not kernel.sums
         parts = max(1, min(wanted // blocks, -(-pieces // size))) if is_split else 1
         near = parts == 1 and not folded and _held(kernel, cells) <= target.l2_bytes // 2
-        if _can_stream(kernel, target) and parts == 1 and not folded:
+        if _can_stream(kernel, target) and parts == 1 and not folded and not kernel.sums:
             yield cls(cells, parts, near, stream=True)
         yield cls(cells, parts, near, folded=folded)
 

@@ -29,6 +29,8 @@ LANES = 32  # cells side by side in a tile, at least, where src's innermost axis
 CELLS = 64  # of a tile, at most, or `LANES`
 GROUPS = COUNTER_BYTES // 4  # that may meet
 CANDIDATES = 26
+RESIDENT, AHEAD = (1, 2, 3, 4, 6, 8), (0, 2, 3)  # of kernels with sums over all cells
+MOST_ROWS, CUT_ROWS = 16, (1, 2, 4, 8)  # of a tile there; of one that has not all elements of a cell
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,9 @@ class GpuReduction(ReductionKnobs):
         programs: programs that share the elements of a tile's cells, and meet to merge their states.
         warps: warps of a program.
         lanes: in a loop over blocks, each lane has a state of its own.
+        resident: of a kernel with sums over all cells, programs of a processor, which go through all tiles;
+            0: a program, or `programs`, for each tile.
+        ahead: tiles that are read at a time meanwhile; 0: one.
     """
 
     name: ClassVar[str] = "reduction"
@@ -72,6 +77,9 @@ class GpuReduction(ReductionKnobs):
     @classmethod
     def _made(cls, kernel: Kernel, target: Target) -> Iterator[GpuReduction]:
         """Tiles that fit into the registers, with as many programs for each as fill the GPU."""
+        if kernel.sums:
+            yield from cls._summing(kernel, target)
+            return
         lattice = Lattice(kernel)
         count, cells = lattice.element_count, lattice.cell_count
         side = 1 if lattice.is_along else min(LANES, power_of_two(lattice.run.extent))
@@ -89,6 +97,23 @@ class GpuReduction(ReductionKnobs):
             for programs in {1, 1 << max(0, shared.bit_length() - 1)}:
                 for lanes in _ways(kernel, lattice, warps, each) if programs < blocks else (False,):
                     yield cls(rows, elements, programs, warps, lanes)
+
+    @classmethod
+    def _summing(cls, kernel: Kernel, target: Target) -> Iterator[GpuReduction]:
+        """Tiles of programs that go through all of them with sums of their own."""
+        lattice = Lattice(kernel)
+        count, cells = power_of_two(lattice.element_count), power_of_two(lattice.cell_count)
+        for warps, each, resident, ahead in product(WARPS, HELD, RESIDENT, AHEAD):
+            tile = warps * target.warp * each
+            is_cut = tile < count
+            if warps * target.warp > THREADS or (is_cut and (ahead or each > LOOPED)):
+                continue
+            for each_time in CUT_ROWS if is_cut else (tile // count,):
+                rows = min(cells, MOST_ROWS, each_time)
+                elements = min(count, tile // rows)
+                made = cls(rows, elements, 1, warps, is_cut and lattice.is_along, resident, ahead)
+                if cost.fits_beside(kernel, target, made):
+                    yield made
 
     def traffic(self, kernel: Kernel, target: Target) -> Traffic:
         """Every pass counts as a read, although a cache may serve it."""
@@ -112,7 +137,7 @@ class GpuReduction(ReductionKnobs):
         return 2 * (added + 2) * unit_roundoff(kernel) + functions
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
-        return ReductionWriter(self, kernel, self.text).source()
+        return ReductionWriter(self, kernel, target, self.text).source()
 
 
 def _ways(kernel: Kernel, lattice: Lattice, warps: int, each: int) -> Iterator[bool]:

@@ -12,6 +12,7 @@ from fuseplan.backends.lattice import Lattice
 from fuseplan.backends.triton import model
 from fuseplan.backends.triton.index import ceil_div
 from fuseplan.backends.triton.resources import REGISTERS
+from fuseplan.backends.triton.templates.reduction_sums import programs_of, shared_columns
 from fuseplan.backends.triton.templates.reduction_tiles import VECTOR, ReductionKnobs
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.target import Target
@@ -34,6 +35,11 @@ PLACED = 2  # registers for an element's place, and for the one that is chosen
 MOST = 255  # registers of a thread
 PROGRAMS, THREADS = 32, 2048  # of a processor
 GRANULE = 8  # registers are given out in such lots
+TURN = (0.9e-6, 0.3e-6)  # of a program that goes through tiles, for each; where the next one is read ahead
+JOIN = 0.15e-6  # for warps to join a number meanwhile
+OF_CELL = 10  # registers of a thread for the numbers of a cell beside the sums
+CACHED = 0.4  # of a byte's time, through the second cache
+OWN_BYTES, SHARED_BYTES = 3 << 10, 220 << 10  # shared memory of a program without tiles; of a processor
 
 
 def passes(kernel: Kernel, lattice: Lattice, knobs: ReductionKnobs) -> int:
@@ -53,6 +59,42 @@ def fits(kernel: Kernel, lattice: Lattice, threads: int, elements: int) -> bool:
     return registers(kernel, lattice, elements / threads) <= min(MOST, REGISTERS // threads)
 
 
+def fits_beside(kernel: Kernel, target: Target, knobs: ReductionKnobs) -> bool:
+    """Whether a processor holds the programs that go through all tiles: their registers and tiles ahead."""
+    threads, lattice = knobs.warps * target.warp, Lattice(kernel)
+    each = knobs.cells * knobs.elements / threads
+    shared = len(shared_columns(kernel, lattice))
+    beside = (len(kernel.sums) + shared * (1 - READ)) * each if knobs.elements >= lattice.element_count else 0
+    needed = registers(kernel, lattice, each) + beside + OF_CELL * knobs.cells
+    ahead = max(0, knobs.ahead - 1) * knobs.cells * knobs.elements * _repeated_bytes(kernel, lattice)
+    room = min(MOST, REGISTERS // (threads * knobs.resident))
+    is_held = threads * knobs.resident <= THREADS and needed <= room
+    return is_held and (ahead + OWN_BYTES) * knobs.resident <= SHARED_BYTES
+
+
+def _of_sums(kernel: Kernel, target: Target, knobs: ReductionKnobs) -> float:
+    """The time of programs that go through all tiles, and of their sums' way through the second cache."""
+    lattice, programs = Lattice(kernel), programs_of(kernel, target, knobs)
+    each, sums = knobs.cells * knobs.elements / (knobs.warps * target.warp), len(kernel.sums)
+    turns = ceil_div(ceil_div(lattice.cell_count, knobs.cells), programs)
+    blocks = ceil_div(lattice.element_count, knobs.elements)
+    parts = sum(len(statistic.parts) for statistic in kernel.statistics)
+    visited = blocks * passes(kernel, lattice, knobs)
+    waits = parts * (1 if knobs.lanes else blocks) * (knobs.warps > 1)
+    turn = TURN[knobs.ahead > 0] + waits * JOIN + ELEMENT[0] * each * visited
+    rate = model.rates(target).memory
+    column = sums * lattice.element_count * dtype_of(kernel.compute_dtype).itemsize
+    kept = 0.0 if blocks == 1 else 2 * column * ceil_div(lattice.cell_count, knobs.cells)
+    repeated = _repeated_bytes(kernel, lattice) * lattice.element_count
+    in_flight = programs * knobs.cells * repeated
+    missed = min(1.0, max(0.0, in_flight / (SERVED * target.l2_bytes) - 1) / BEYOND)
+    again = (passes(kernel, lattice, knobs) - 1) * repeated * lattice.cell_count
+    cached = kept + 2 * programs * column + (1 - missed) * again
+    memory = (kernel.minimum_bytes + missed * again + CACHED * cached) / rate
+    busy = turns * turn
+    return model.LAUNCH_SECONDS + sqrt(hypot(memory**2, busy**2)) + MEETING + BEGIN
+
+
 def registers(kernel: Kernel, lattice: Lattice, each: float) -> float:
     """What a thread needs for so many elements, nearly: src and operands that statistics or dst read too."""
     later = (stage.expression for stage in kernel.epilogue)
@@ -69,6 +111,8 @@ def registers(kernel: Kernel, lattice: Lattice, each: float) -> float:
 
 def seconds(kernel: Kernel, target: Target, knobs: ReductionKnobs) -> float:
     """The estimate for one launch."""
+    if kernel.sums:
+        return _of_sums(kernel, target, knobs)
     lattice, threads = Lattice(kernel), knobs.warps * target.warp
     groups = ceil_div(lattice.cell_count, knobs.cells)
     each = knobs.cells * knobs.elements / threads

@@ -30,6 +30,7 @@ from fuseplan.backends.triton.index import (
 from fuseplan.backends.triton.shell import Writer, of_launch, programs_of
 from fuseplan.backends.triton.storage import Storage, named
 from fuseplan.backends.triton.templates.normalization_meeting import Meeting
+from fuseplan.backends.triton.templates.reduction_sums import ColumnSums, shared_columns
 from fuseplan.backends.triton.templates.reduction_tiles import (
     JOINED,
     VECTOR,
@@ -44,11 +45,13 @@ from fuseplan.backends.triton.templates.reduction_tiles import (
 )
 from fuseplan.kernels.emit import Slot
 from fuseplan.kernels.kernel import Kernel, Stage
+from fuseplan.kernels.target import Target
 from fuseplan.language.parts import part_of
 from fuseplan.language.reduction import INDEX, Part, Statistic
 from fuseplan.scalar import Scalar, const, fold, leaves_of
 
 ONE = const(1)
+Place = tuple[dict[str, Index], Mask]
 
 
 def hinted(policy: str) -> str:
@@ -64,7 +67,7 @@ class ReductionWriter(Writer):
 
     entry = "reduction"
 
-    def __init__(self, knobs: ReductionKnobs, kernel: Kernel, title: str) -> None:
+    def __init__(self, knobs: ReductionKnobs, kernel: Kernel, target: Target, title: str) -> None:
         super().__init__(kernel, title)
         self.knobs, self.lattice = knobs, Lattice(kernel)
         self.compute = named(kernel.compute_dtype, "tl")
@@ -81,20 +84,23 @@ class ReductionWriter(Writer):
         reach = max(kernel.src.span, kernel.dst.span) + knobs.cells * knobs.elements
         self.is_wide = self.is_open or reach >= WIDE
         most = max((len(each.parts) for each in kernel.statistics), default=0)
-        self.meeting = Meeting(
-            self.text, knobs.programs, int(self.groups.high), knobs.cells, most, self.compute, repeats=False
-        )
+        meets = knobs.programs, int(self.groups.high), knobs.cells, most, self.compute
+        self.meeting = Meeting(self.text, *meets, repeats=False)
+        self.sums = ColumnSums(self.text, knobs, kernel, target, int(self.groups.high), self.compute)
+        self.fixed: Place | None = None  # where the elements lie, of programs that go through all tiles
         formulas = [stage.expression for stage in (*kernel.prologue, *kernel.epilogue)]
         formulas += [part.term for each in kernel.statistics for part in each.parts]
-        formulas += [each.expression for each in kernel.results]
+        formulas += [each.expression for each in (*kernel.results, *kernel.sums)]
         used = frozenset().union(*map(leaves_of, formulas))
         parameters = [key for key in kernel.parameters if key in used]
         self.indices = {each.key for each in kernel.indices}
         self.known = {key: argument(Slot("parameter", key)) for key in parameters}
-        self.workspace_bytes = self.meeting.workspace_bytes
-        together = (("cooperative", 1),) * self.meeting.is_needed
-        self.options = (("num_warps", knobs.warps), ("num_stages", 1), *together)
+        self.workspace_bytes = self.meeting.workspace_bytes + self.sums.workspace_bytes
+        beside = self.sums.options if kernel.sums else [("cooperative", 1)] * self.meeting.is_needed
+        self.options = (("num_warps", knobs.warps), ("num_stages", 1), *beside)
         self.programs = programs_of(kernel, self.lattice.cell_count, knobs.cells, knobs.programs)
+        if kernel.sums:
+            self.programs = self.sums.programs
         self.tensors = (
             Slot("src"),
             *(Slot("operand", each.key) for each in kernel.operands),
@@ -105,8 +111,30 @@ class ReductionWriter(Writer):
 
     def write_body(self) -> None:
         write_pairs(self.text, (part for each in self.kernel.statistics for part in each.parts))
-        text, knobs = self.text, self.knobs
+        if self.kernel.sums:
+            self._write_all()
+            return
         self.member, group = self.meeting.begin(self.groups)
+        self._write_group(group)
+        self.meeting.end()
+
+    def _write_all(self) -> None:
+        """A program goes through its share of all tiles, and sums of all are made when all have."""
+        self.member, self.has_cell = as_index(0), ALL
+        self.at_cell = dict.fromkeys(self.lattice.tensors, as_index(0))
+        along, exists = self._place(as_index(0))
+        self.sums.begin({each.key: along[each.key] for each in self.kernel.sums}, exists)
+        if self.blocks == 1:
+            self.fixed = along, exists
+            for key in shared_columns(self.kernel, self.lattice):
+                self.known[key] = self._made(along, exists).leaves[key]
+        with self.sums.tiles() as group:
+            self._write_group(group)
+        self.sums.end()
+
+    def _write_group(self, group: Index) -> None:
+        """All passes over a tile of cells."""
+        text, knobs = self.text, self.knobs
         cell = group.wide(self.is_wide) * knobs.cells + arange(knobs.cells)
         self.cell = text.index("cell", cell)
         self.has_cell = text.mask("has_cell", self.cell < self.cells).at(self.down)
@@ -120,7 +148,6 @@ class ReductionWriter(Writer):
             self._write_cells()
         else:
             self._write(held)
-        self.meeting.end()
 
     # ---- places
 
@@ -149,15 +176,19 @@ class ReductionWriter(Writer):
 
     def _tiles(self, block: Index, *, keeps: bool) -> list[Tile]:
         """The elements of a block behind the prologue, by parts; `keeps`: values with names are written."""
-        text, knobs = self.text, self.knobs
-        element = block * knobs.elements + self._columns().wide(self.is_wide)
-        element = text.index(text.name("element"), element)
-        exists = text.mask(text.name("has_element"), element < self.lattice.element_count).at(self.across)
-        along = self._steps("element", self.lattice.elements, element, self.across)
+        along, exists = self.fixed or self._place(block)
         tiles = [self._made(along, exists, part) for part in range(len(self.lattice.starts))]
         for tile in tiles:
             tile.leaves["x"] = tile.leaves["src"]
         return self._behind(self.kernel.prologue, tiles, keeps=keeps)
+
+    def _place(self, block: Index) -> Place:
+        """Where the elements of a block lie along each tensor, and which there are."""
+        text = self.text
+        element = block * self.knobs.elements + self._columns().wide(self.is_wide)
+        element = text.index(text.name("element"), element)
+        exists = text.mask(text.name("has_element"), element < self.lattice.element_count).at(self.across)
+        return self._steps("element", self.lattice.elements, element, self.across), exists
 
     def _columns(self) -> Index:
         """The elements of a tile."""
@@ -365,5 +396,8 @@ class ReductionWriter(Writer):
     def _finish(self, tiles: list[Tile]) -> None:
         for tile in tiles:
             tile.leaves.update(self.known)
+            for each in self.kernel.sums:
+                term = self._value(each.expression, tile.leaves, tile.leaves["x"])
+                self.sums.add(each.key, term, self.has_cell, tile.along[each.key], tile.exists)
         for tile in self._behind(self.kernel.epilogue, tiles, keeps=True):
             self._store("dst", "dst", self.kernel.dst.dtype, tile.leaves["x"], tile)
