@@ -37,6 +37,9 @@ PLANS = (
     "[37x70] -> layer_norm_backward(gradients=True) -> add",
     "[2x3x4x7, bhsc] -> gelu -> rms_norm_backward(gradients=True)",
     "[300x130] -> add -> layer_norm_backward(gradients=True) -> save(sum) -> relu",
+    "[2x19x70] -> gelu -> layer_norm_backward(gradients=True, statistics=saved) -> add",
+    "[37x130] -> rms_norm_backward(gradients=True, statistics=saved)",
+    "[2x3x9x33, bhsd] -> layer_norm_backward(affine=False, statistics=saved)",
 )
 SUMS = "f16[9x301] -> layer_norm_backward(gradients=True)"
 
@@ -65,6 +68,22 @@ def test_the_gradients_of_scale_and_shift_are_torchs(name: str) -> None:
     out, results = evaluated(plan, arrays)
     for got, leaf in zip((out, *results.values()), leaves, strict=False):
         np.testing.assert_allclose(got, leaf.grad, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["layer_norm", "rms_norm"])
+def test_statistics_may_be_given(name: str) -> None:
+    plan = FusionPlan.parse(f"f64[3x4x9] -> {name}_backward(gradients=True, statistics=saved)")
+    again = FusionPlan.parse(f"f64[3x4x9] -> {name}_backward(gradients=True, epsilon=0.01)")
+    arrays = random_arrays(plan, 0)
+    x = arrays["input"]
+    middle = x.mean(-1) if name == "layer_norm" else 0 * x.mean(-1)
+    arrays["inverse"] = 1 / np.sqrt(np.square(x - middle[..., None]).mean(-1) + 0.01)
+    given = {key: arrays[key] for key in ("src", "input", "scale")}
+    out, results = evaluated(plan, arrays | {"mean": middle} if name == "layer_norm" else arrays)
+    want, wanted = evaluated(again, given)
+    np.testing.assert_allclose(out, want, rtol=1e-10, atol=1e-12)
+    for key, value in results.items():
+        np.testing.assert_allclose(value, wanted[key], rtol=1e-10, atol=1e-12)
 
 
 def test_sums_do_not_depend_on_the_threads() -> None:
