@@ -104,7 +104,7 @@ def test_sums_do_not_depend_on_the_threads() -> None:
         ("f64[21x31] -> rms_norm_backward(gradients=True)", (4, 32, 1, 1, False, 1, 2)),
     ],
 )
-def test_triton_sums_of_tiles_and_of_parts_of_them(text: str, knobs: tuple[int, ...]) -> None:
+def test_triton_sums_of_tiles_and_of_parts_of_them(text: str, knobs: tuple[Any, ...]) -> None:
     assert_interpreted(text, GpuReduction(*knobs), slack=64)
 
 

@@ -29,7 +29,7 @@ LANES = 32  # cells side by side in a tile, at least, where src's innermost axis
 CELLS = 64  # of a tile, at most, or `LANES`
 GROUPS = COUNTER_BYTES // 4  # that may meet
 CANDIDATES = 26
-RESIDENT, AHEAD = (1, 2, 3, 4, 6, 8), (0, 2, 3)  # of kernels with sums over all cells
+RESIDENT, AHEAD = (1, 2, 3, 4, 6, 8), (0, 3, 4)  # of kernels with sums over all cells
 MOST_ROWS, CUT_ROWS = 16, (1, 2, 4, 8)  # of a tile there; of one that has not all elements of a cell
 
 
