@@ -67,7 +67,7 @@ def stage_of(layer: Layer, peer: str = "torch") -> Stage:
         raise CannotRunError(f"torch's {layer.name} {lacking}")
     call, results = FUNCTIONS[layer.name](layer), [each.key for each in layer.step.results]
     names = [*layer.keys.items()]
-    names += [(name, f"{layer.keys['input']}_{name}") for name in STATISTICS.get(layer.name, ())]
+    names += [(name, f"{layer.keys['input']}_{name}") for name in _left(layer)]
 
     def stage(x: Tensor, held: Held) -> Tensor:
         made = call(x, **{name: held[key] for name, key in names})
@@ -81,13 +81,18 @@ def stage_of(layer: Layer, peer: str = "torch") -> Stage:
 
 def saved(layer: Layer, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The statistics that a backward pass reads, by their keys."""
-    if layer.name not in STATISTICS:
+    if not _left(layer):
         return {}
     key, epsilon = layer.keys["input"], layer.parameters["epsilon"]
     made = [(tensors[key].float().square().mean(-1, keepdim=True) + epsilon).rsqrt()]
     if layer.name == "layer_norm_backward":
         _, *made = torch.native_layer_norm(tensors[key], tensors[key].shape[-1:], None, None, epsilon)
     return dict(zip((f"{key}_{name}" for name in STATISTICS[layer.name]), made, strict=True))
+
+
+def _left(layer: Layer) -> tuple[str, ...]:
+    """The statistics that torch's backward pass reads, where the plan takes none."""
+    return STATISTICS.get(layer.name, ()) if layer.attributes.get("statistics") == "recomputed" else ()
 
 
 def activation_of(op: Op) -> Callable[[Tensor], Tensor] | None:
@@ -252,24 +257,32 @@ def _cross_entropy_backward(layer: Layer) -> Call:
     return call
 
 
-def _layer_norm_backward(_: Layer) -> Call:
-    def call(x: Tensor, mean: Tensor, inverse: Tensor, **given: Tensor) -> Tensor:
-        behind, wanted = (given.get("scale"), None), [True, False, False]
-        shape = x.shape[-1:]
-        return aten.native_layer_norm_backward(x, given["input"], shape, mean, inverse, *behind, wanted)[0]
+def _layer_norm_backward(layer: Layer) -> Call:
+    more = bool(layer.step.results)
+
+    def call(x: Tensor, mean: Tensor, inverse: Tensor, **given: Tensor) -> Any:
+        scale, shape = given.get("scale"), x.shape[-1:]
+        moments = (each.reshape(*x.shape[:-1], 1) for each in (mean, inverse))
+        made = aten.native_layer_norm_backward(
+            x, given["input"], shape, *moments, scale, scale if more else None, [True, more, more]
+        )  # of the shift it reads nothing
+        return made if more else made[0]
 
     return call
 
 
-def _rms_norm_backward(_: Layer) -> Call:
+def _rms_norm_backward(layer: Layer) -> Call:
     """The kernel of torch's own backward pass; for a CPU it has none, and its autograd takes this formula."""
+    more = bool(layer.step.results)
 
-    def call(x: Tensor, inverse: Tensor, **given: Tensor) -> Tensor:
-        at, scale = given["input"], given.get("scale")
+    def call(x: Tensor, inverse: Tensor, **given: Tensor) -> Any:
+        at, scale, inverse = given["input"], given.get("scale"), inverse.reshape(*x.shape[:-1], 1)
         if x.is_cuda:
-            return aten._fused_rms_norm_backward(x, at, x.shape[-1:], inverse, scale, [True, False])[0]
+            made = aten._fused_rms_norm_backward(x, at, x.shape[-1:], inverse, scale, [True, more])
+            return made if more else made[0]
         normal, behind = at.float() * inverse, (x if scale is None else x * scale).float()
-        return (inverse * (behind - normal * (behind * normal).mean(-1, keepdim=True))).to(x.dtype)
+        dx = (inverse * (behind - normal * (behind * normal).mean(-1, keepdim=True))).to(x.dtype)
+        return (dx, (x.float() * normal).flatten(0, -2).sum(0)) if more else dx
 
     return call
 
