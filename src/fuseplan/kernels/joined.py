@@ -23,6 +23,13 @@ def centres(steps: Sequence[Step]) -> list[Step]:
     return [step for step in steps if isinstance(step.op, Normalization)]
 
 
+def runs_of(steps: Sequence[Step]) -> tuple[int, int] | None:
+    """The axis and the number of its runs, where the last operator's statistics are of runs of a cell."""
+    *others, last = centres(steps)
+    assert isinstance(last.op, Normalization)  # by its kind
+    return last.op.split(last.src) if others else None
+
+
 def statistics(steps: Sequence[Step]) -> tuple[Statistic, ...]:
     """Those of all operators, in order, over the value in front of the first of them.
 
@@ -73,7 +80,15 @@ def sums(step: Step) -> Iterator[tuple[Result, Scalar]]:
 def are_joined(steps: Sequence[Step]) -> bool:
     """Whether several operators have statistics of the same elements, and all of them have src's shape."""
     first, *others = centres(steps)
-    return _seen(first) is not None and all(_seen(each) == _seen(first) for each in others) and _fit(steps)
+    whole = others[:-1] if runs_of(steps) else others
+    is_same = _seen(first) is not None and all(_seen(each) == _seen(first) for each in whole)
+    return is_same and (whole == others or _has_runs(first, others[-1])) and _fit(steps)
+
+
+def _has_runs(first: Step, last: Step) -> bool:
+    """Whether the last statistics are of runs of the one axis that the first are over."""
+    assert isinstance(last.op, Normalization)  # by the caller
+    return last.op.over(last.src) == _seen(first) and last.op.per == "cell" and not last.op.removes(last.src)
 
 
 def parts_fit(steps: Sequence[Step], parted: Step) -> bool:
@@ -85,7 +100,7 @@ def parts_fit(steps: Sequence[Step], parted: Step) -> bool:
     listed = centres(steps)
     if not listed or not all(cast(Normalization, each.op).per in ("row", "cell") for each in listed):
         return False
-    if any(True for each in listed for _ in sums(each)):
+    if runs_of(steps) or any(True for each in listed for _ in sums(each)):
         return False
     first, last = listed[0], listed[-1]
     assert isinstance(first.op, Normalization)

@@ -10,7 +10,7 @@ from fuseplan.kernels.centre import Reduction, Summary
 from fuseplan.kernels.contracted import contraction
 from fuseplan.kernels.counted import counted
 from fuseplan.kernels.gradients import NO_WINDOW, gradient
-from fuseplan.kernels.joined import centres, numbered, results, statistics, sums
+from fuseplan.kernels.joined import centres, numbered, results, runs_of, statistics, sums
 from fuseplan.kernels.kernel import Kernel, KernelOperand, Output, Stage
 from fuseplan.kernels.lookup import reads_rows
 from fuseplan.kernels.match import Match, row_stride, rows_of
@@ -249,12 +249,15 @@ def _over_axes(kernel: Kernel, steps: Sequence[Step], centre: Step) -> Kernel:
     """The kernel of statistics over any axes; behind them, tensors may have fewer axes than src."""
     op = centre.op
     assert isinstance(op, Normalization)  # by its kind
-    axes, removed, split = op.over(centre.src), op.removes(centre.src), op.split(centre.src)
+    axes, removed = op.over(centre.src), op.removes(centre.src)
+    inner = runs_of(steps)
+    split = inner or op.split(centre.src)
     parts = next((step.op.split(step.src) for step in steps if isinstance(step.op, Parted)), None)
     counting, run, at = steps, None, centre.index - steps[0].index
     if split:
         axis, length = run = split[0], centre.src.shape[split[0]] // split[1]
-        axes, steps = behind_runs(axes, axis), [split_step(step, axis, length) for step in steps]
+        steps = [split_step(step, axis, length) for step in steps]
+        axes = (*behind_runs(axes, axis), *([axis] if inner else []))
         parts, centre = parts and parts_in_runs(parts, axis, length), steps[at]
     src, whole = centre.src, steps[0].src.canonical
     places = [whole.rank - src.rank + src.canonical_order.index(axis) for axis in range(src.rank)]
@@ -268,7 +271,7 @@ def _over_axes(kernel: Kernel, steps: Sequence[Step], centre: Step) -> Kernel:
         kernel,
         src=whole,
         dst=dst,
-        centre=Reduction(kernel.statistics, over, op.per, index),
+        centre=_with_inner(Reduction(kernel.statistics, over, op.per, index), steps, places, inner),
         parts=parts and replace(parts, axis=places[parts.axis]),
         epilogue=tuple(
             numbered(stage, step, over) for stage, step in zip(kernel.epilogue, steps[at:], strict=True)
@@ -297,6 +300,18 @@ def _over_axes(kernel: Kernel, steps: Sequence[Step], centre: Step) -> Kernel:
             *counted(counting[at + 1 :], "epilogue", behind, whole.rank, run),
         ),
     )
+
+
+def _with_inner(
+    made: Reduction, steps: Sequence[Step], places: Sequence[int], inner: tuple[int, int] | None
+) -> Reduction:
+    """The statistics of the last operator apart, where they are of runs of an axis."""
+    if inner is None:
+        return made
+    names = {name for _, name in centres(steps)[-1].statistics}
+    last = tuple(each for each in made.statistics if names & {*each.names})
+    whole = tuple(each for each in made.statistics if each not in last)
+    return replace(made, statistics=whole, inner=last, inner_over=(places[inner[0] + 1],))
 
 
 def _reads_index(kernel: Kernel) -> bool:

@@ -63,6 +63,8 @@ class GpuReduction(ReductionKnobs):
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
         yield claim(kernel.has_cells and not isinstance(kernel.centre, Summary), Reason.NO_REDUCTION)
         yield block_claim(kernel)
+        is_even = kernel.run == power_of_two(max(1, kernel.run)) and Lattice(kernel).is_along
+        yield claim(not kernel.inner or is_even, Reason.RUNS, got=f"blocks of {kernel.run}")
         if not isinstance(accuracy, str):
             least = min(each.error_bound(kernel) for each in cls._made(kernel, target))
             yield accuracy_claim(least, accuracy)
@@ -88,7 +90,8 @@ class GpuReduction(ReductionKnobs):
             threads = warps * target.warp
             elements = max(1, min(power_of_two(count), threads * each // side))
             rows = min(power_of_two(cells), max(side, min(most, threads * each // elements)))
-            if threads > THREADS or not cost.fits(kernel, lattice, threads, rows * elements):
+            fits = cost.fits(kernel, lattice, threads, rows * elements)
+            if threads > THREADS or not fits or elements < kernel.run:
                 continue
             groups, blocks = ceil_div(cells, rows), ceil_div(count, elements)
             # Of an open axis, a launch may have any number of groups: no counters for all of them.
@@ -145,8 +148,8 @@ def _ways(kernel: Kernel, lattice: Lattice, warps: int, each: int) -> Iterator[b
 
     Lanes that choose between places take more registers than there are: 7 KB were spilled.
     """
-    if cost.chooses_places(kernel):
-        yield False
+    if kernel.inner or cost.chooses_places(kernel):
+        yield bool(kernel.inner)
     elif warps >= LOOPING and each <= LOOPED:
         yield True
         if lattice.is_along and each == LOOPED:

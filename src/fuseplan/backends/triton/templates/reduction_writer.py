@@ -25,6 +25,7 @@ from fuseplan.backends.triton.index import (
     as_index,
     ceil_div,
     counted,
+    merged,
     offset,
 )
 from fuseplan.backends.triton.shell import Writer, of_launch, programs_of
@@ -77,7 +78,8 @@ class ReductionWriter(Writer):
         self.cells = of_launch(kernel, self.lattice.cell_count)
         self.groups = ceil_div(self.cells, knobs.cells)
         vector = VECTOR // kernel.src.itemsize if self.lattice.is_along else 1
-        self.tile = (knobs.elements // vector, vector) if knobs.lanes else (knobs.elements,)
+        vector, in_lanes = kernel.run or vector, knobs.lanes or bool(kernel.run)
+        self.tile = (knobs.elements // vector, vector) if in_lanes else (knobs.elements,)
         none = ", None" * (len(self.tile) - 1)
         self.down, self.across = f"[:, None{none}]", f"[None, :{', :' * (len(self.tile) - 1)}]"
         self.reads_again = not self.lattice.is_reduced and knobs.programs < self.blocks
@@ -89,10 +91,11 @@ class ReductionWriter(Writer):
         self.sums = ColumnSums(self.text, knobs, kernel, target, int(self.groups.high), self.compute)
         self.fixed: Place | None = None  # where the elements lie, of programs that go through all tiles
         formulas = [stage.expression for stage in (*kernel.prologue, *kernel.epilogue)]
-        formulas += [part.term for each in kernel.statistics for part in each.parts]
+        formulas += [part.term for each in (*kernel.statistics, *kernel.inner) for part in each.parts]
         formulas += [each.expression for each in (*kernel.results, *kernel.sums)]
         used = frozenset().union(*map(leaves_of, formulas))
         parameters = [key for key in kernel.parameters if key in used]
+        self.of_cells = [each for each in kernel.results if each not in kernel.of_runs]
         self.indices = {each.key for each in kernel.indices}
         self.known = {key: argument(Slot("parameter", key)) for key in parameters}
         self.workspace_bytes = self.meeting.workspace_bytes + self.sums.workspace_bytes
@@ -110,7 +113,8 @@ class ReductionWriter(Writer):
         )
 
     def write_body(self) -> None:
-        write_pairs(self.text, (part for each in self.kernel.statistics for part in each.parts))
+        listed = (*self.kernel.statistics, *self.kernel.inner)
+        write_pairs(self.text, (part for each in listed for part in each.parts))
         if self.kernel.sums:
             self._write_all()
             return
@@ -157,6 +161,7 @@ class ReductionWriter(Writer):
         made: dict[str, Index] = {}
         for place, name in enumerate(self.lattice.tensors):
             listed = tuple((axis.extent, axis.steps[place]) for axis in axes)
+            listed = merged(listed) if self.kernel.inner else listed
             if not any(step for _, step in listed):
                 made[name] = as_index(0)
                 continue
@@ -192,7 +197,7 @@ class ReductionWriter(Writer):
 
     def _columns(self) -> Index:
         """The elements of a tile."""
-        if not self.knobs.lanes:
+        if len(self.tile) == 1:
             return arange(self.knobs.elements)
         vector = self.tile[-1]
         lane = f"tl.arange(0, {self.tile[0]})[:, None]"
@@ -281,7 +286,8 @@ class ReductionWriter(Writer):
     def _state(self, statistic: Statistic, held: list[Tile] | None) -> State:
         """The state of a program's elements: names of columns with a row for each cell."""
         if held:
-            return self._joined(statistic, held, {})
+            own = self._joined(statistic, held, {})
+            return self._merged(statistic, own, 1, "[:, :, None]") if len(self.tile) > 1 else own
         text, shape = self.text, (self.knobs.cells, *self.tile[:-1], 1)
         state: State = {}
         for part in statistic.parts:
@@ -291,7 +297,7 @@ class ReductionWriter(Writer):
         with self._program_blocks() as block:
             made = self._joined(statistic, self._tiles(block, keeps=keeps), state)
             self.text.line(*(f"{name} = {made[part]}" for part, name in state.items()))
-        return self._merged(statistic, state, 1, "[:, :, None]") if self.knobs.lanes else state
+        return self._merged(statistic, state, 1, "[:, :, None]") if len(self.tile) > 1 else state
 
     def _merged(self, statistic: Statistic, states: State, axis: int, behind: str) -> State:
         """States along an axis as one."""
@@ -332,8 +338,8 @@ class ReductionWriter(Writer):
 
     def _count(self, tile: Tile) -> int:
         """How many elements a state of the tile has; 0 where only the GPU knows."""
-        if self.blocks == 1:
-            return self.lattice.element_count
+        if self.knobs.programs >= self.blocks:  # a state that is merged with others has tensors
+            return self.lattice.element_count if self.blocks == 1 and len(self.tile) == 1 else 0
         return 0 if tile.exists else self.tile[-1]
 
     @contextmanager
@@ -377,25 +383,43 @@ class ReductionWriter(Writer):
 
     def _write_results(self, tile: Tile) -> None:
         """The outputs that are made of statistics."""
-        for result in self.kernel.results:
+        for result in self.of_cells:
             value = self._value(result.expression, tile.leaves, self._of_cells)
             self._store(result.key, argument(Slot("result", result.key)), result.dtype, value, tile)
 
     def _write(self, held: list[Tile] | None) -> None:
         """All elements: those at hand, or read once more."""
-        with self.meeting.first() if self.kernel.results else nullcontext():
+        with self.meeting.first() if self.of_cells else nullcontext():
             self._write_results(self._made({}, ALL))
         self.text.line("# dst")
         self.hint = hinted("evict_first") if self.reads_again else ""
         if held:
-            self._finish(held)
+            self._finish(held, self.member)
             return
         with self._program_blocks() as block:
-            self._finish(self._tiles(block, keeps=True))
+            self._finish(self._tiles(block, keeps=True), block)
 
-    def _finish(self, tiles: list[Tile]) -> None:
+    def _of_runs(self, tile: Tile, block: Index) -> None:
+        """The numbers of the runs of a tile, leaves of all formulas behind, and the results that are such."""
+        for statistic in self.kernel.inner:
+            self.text.line(f"# {statistic.text}")
+            state = self._joined(statistic, [tile], {})
+            for name, formula in zip(statistic.names, statistic.numbers, strict=True):
+                tile.leaves[name] = fold(dialect.simplified(formula), state, self.table)
+        run = block * self.knobs.elements + (arange(self.tile[0]) * self.kernel.run).wide(self.is_wide)
+        run, at = self.text.index(self.text.name("run"), run), "[None, :, None]"
+        exists = self.text.mask(self.text.name("has_run"), run < self.lattice.element_count).at(at)
+        along = self._steps("run", self.lattice.elements, run, at)
+        for result in self.kernel.of_runs:
+            value = self._value(result.expression, tile.leaves, next(iter(state.values())))
+            where = Tile(along, exists, 0, tile.leaves)
+            self._store(result.key, argument(Slot("result", result.key)), result.dtype, value, where)
+
+    def _finish(self, tiles: list[Tile], block: Index) -> None:
         for tile in tiles:
             tile.leaves.update(self.known)
+            if self.kernel.inner:
+                self._of_runs(tile, block)
             for each in self.kernel.sums:
                 term = self._value(each.expression, tile.leaves, tile.leaves["x"])
                 self.sums.add(each.key, term, self.has_cell, tile.along[each.key], tile.exists)
