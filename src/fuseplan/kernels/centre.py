@@ -32,6 +32,11 @@ class Reduction:
     inner_over: tuple[int, ...] = ()
 
     @property
+    def run_names(self) -> frozenset[str]:
+        """The numbers of runs."""
+        return frozenset(name for each in self.inner for name in each.names)
+
+    @property
     def has_cells(self) -> bool:
         """Whether the axes may be any, and each tensor has some of them."""
         return self.per not in ("channel", "activation")

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import cast
 
 from fuseplan.errors import PlanError
+from fuseplan.kernels.centre import Reduction
 from fuseplan.kernels.kernel import Stage
 from fuseplan.language.declarations import Result
 from fuseplan.language.reduction import INDEX, Statistic
@@ -54,6 +55,16 @@ def statistics(steps: Sequence[Step]) -> tuple[Statistic, ...]:
         if isinstance(step.op, Save):
             values[step.op.key] = values["x"]
     return tuple(found)
+
+
+def with_inner(
+    made: Reduction, steps: Sequence[Step], places: Sequence[int], runs: tuple[int, int] | None
+) -> Reduction:
+    """The statistics of the last operator apart, where they are of runs of an axis."""
+    names = {key for _, key in centres(steps)[-1].statistics}
+    last = tuple(each for each in made.statistics if names & {*each.names})
+    whole = tuple(each for each in made.statistics if each not in last)
+    return replace(made, statistics=whole, inner=last, inner_over=(places[runs[0] + 1],)) if runs else made
 
 
 def numbered(stage: Stage, step: Step, over: tuple[int, ...]) -> Stage:

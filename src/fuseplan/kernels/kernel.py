@@ -229,27 +229,6 @@ class Kernel(Opened):
         return tuple(output for output in self.outputs if output.after is None and not output.over)
 
     @property
-    def inner(self) -> tuple[Statistic, ...]:
-        """The statistics of runs of a cell's elements."""
-        return self.centre.inner if isinstance(self.centre, Reduction) else ()
-
-    @property
-    def run(self) -> int:
-        """Elements of a run; 0 without statistics of such."""
-        made = self.centre
-        return (
-            prod(self.src.shape[axis] for axis in made.inner_over)
-            if self.inner and isinstance(made, Reduction)
-            else 0
-        )
-
-    @property
-    def of_runs(self) -> tuple[Output, ...]:
-        """The results that are numbers of runs."""
-        names = {name for each in self.inner for name in each.names}
-        return tuple(each for each in self.results if names & leaves_of(each.expression))
-
-    @property
     def sums(self) -> tuple[Output, ...]:
         """The outputs that are sums over the axes that statistics leave."""
         return tuple(output for output in self.outputs if output.over)
