@@ -145,6 +145,10 @@ class Reason(Catalogue):
         "sums over all rows beside statistics of each take rows whose elements are one run of memory",
         "Give rows with their last axis innermost, or ask for the gradient of src alone",
     )
+    RUNS = (
+        "statistics of blocks behind those of whole rows are GPU kernels', of blocks of 2**n elements",
+        "Split the plan in front of the second operator with statistics",
+    )
     PARTS_BESIDE = (
         "parts are read behind a contraction, among elementwise operators, or beside statistics of all parts",
         "Split the plan in front of the second of the two; `pointwise` takes elementwise operators alone",

@@ -178,9 +178,11 @@ def _attended(centre: Attend | AttendGradient, given: Mapping[str, Array]) -> tu
 def _reduced(reduction: Reduction, x: Array, leaves: Mapping[str, Any]) -> dict[str, Any]:
     """The numbers of the statistics by name, and the index that they read."""
     made: dict[str, Any] = {INDEX: indices(x.shape, reduction.index)} if reduction.index else {}
-    for each in reduction.statistics:
+    listed = [(each, reduction.over) for each in reduction.statistics]
+    listed += [(each, reduction.inner_over) for each in reduction.inner]
+    for each, over in listed:
         with np.errstate(all="ignore"):
-            made |= reduce(each, {**leaves, **made, "x": x}, x.shape, reduction.over)
+            made |= reduce(each, {**leaves, **made, "x": x}, x.shape, over)
     return made
 
 

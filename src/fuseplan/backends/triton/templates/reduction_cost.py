@@ -101,8 +101,8 @@ def _of_sums(kernel: Kernel, target: Target, knobs: ReductionKnobs) -> float:
     again = (passes(kernel, lattice, knobs) - 1) * repeated * lattice.cell_count
     cached = CACHED * (kept + (1 - missed) * again) + MET * 2 * programs * column
     memory = (kernel.minimum_bytes + missed * again + cached) / model.rates(target).memory
-    busy = (turns * turn, turns * issued, memory)
-    return model.LAUNCH_SECONDS + MEETING + sum(each**POWER for each in busy) ** (1 / POWER)
+    total: float = sum(each**POWER for each in (turns * turn, turns * issued, memory)) ** (1 / POWER)
+    return model.LAUNCH_SECONDS + MEETING + total
 
 
 def registers(kernel: Kernel, lattice: Lattice, each: float) -> float:
