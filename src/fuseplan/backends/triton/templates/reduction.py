@@ -31,7 +31,7 @@ GROUPS = COUNTER_BYTES // 4  # that may meet
 MERGED = 16  # programs whose states a warp merges
 CANDIDATES = 26
 RESIDENT, AHEAD = (1, 2, 3, 4, 6, 8), (0, 3, 4)  # of kernels with sums over all cells
-MOST_ROWS, CUT_ROWS = 16, (1, 2, 4, 8)  # of a tile there; of one that has not all elements of a cell
+MOST_ROWS, CUT_ROWS = 8, (1, 2, 4, 8)  # of a tile there; of one that has not all elements of a cell
 
 
 @dataclass(frozen=True)
