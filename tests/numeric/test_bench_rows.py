@@ -37,7 +37,6 @@ ROWS = (
     "i8[6x32] -> dequantize(per=channel)",
     "f32[6x16] -> layer_norm_backward",
     "f32[6x16] -> rms_norm_backward",
-    "f32[6x16] -> layer_norm_backward(gradients=True)",
     "f32[2x6x16] -> rms_norm_backward(gradients=True)",
     "f32[6x16] -> rms_norm_backward(affine=False)",
     "f32[6x16] -> layer_norm_backward(gradients=True)",

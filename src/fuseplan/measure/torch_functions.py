@@ -66,8 +66,8 @@ def stage_of(layer: Layer, peer: str = "torch") -> Stage:
     if lacking is not None:
         raise CannotRunError(f"torch's {layer.name} {lacking}")
     call, results = FUNCTIONS[layer.name](layer), [each.key for each in layer.step.results]
-    names = [*layer.keys.items()]
-    names += [(name, f"{layer.keys['input']}_{name}") for name in _left(layer)]
+    left = STATISTICS.get(layer.name, ()) if "epsilon" in layer.parameters else ()
+    names = [*layer.keys.items(), *((name, f"{layer.keys['input']}_{name}") for name in left)]
 
     def stage(x: Tensor, held: Held) -> Tensor:
         made = call(x, **{name: held[key] for name, key in names})
@@ -81,18 +81,13 @@ def stage_of(layer: Layer, peer: str = "torch") -> Stage:
 
 def saved(layer: Layer, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The statistics that a backward pass reads, by their keys."""
-    if not _left(layer):
+    if layer.name not in STATISTICS or "epsilon" not in layer.parameters:
         return {}
     key, epsilon = layer.keys["input"], layer.parameters["epsilon"]
     made = [(tensors[key].float().square().mean(-1, keepdim=True) + epsilon).rsqrt()]
     if layer.name == "layer_norm_backward":
         _, *made = torch.native_layer_norm(tensors[key], tensors[key].shape[-1:], None, None, epsilon)
     return dict(zip((f"{key}_{name}" for name in STATISTICS[layer.name]), made, strict=True))
-
-
-def _left(layer: Layer) -> tuple[str, ...]:
-    """The statistics that torch's backward pass reads, where the plan takes none."""
-    return STATISTICS.get(layer.name, ()) if layer.attributes.get("statistics") == "recomputed" else ()
 
 
 def activation_of(op: Op) -> Callable[[Tensor], Tensor] | None:
@@ -261,11 +256,9 @@ def _layer_norm_backward(layer: Layer) -> Call:
     more = bool(layer.step.results)
 
     def call(x: Tensor, mean: Tensor, inverse: Tensor, **given: Tensor) -> Any:
-        scale, shape = given.get("scale"), x.shape[-1:]
-        moments = (each.reshape(*x.shape[:-1], 1) for each in (mean, inverse))
-        made = aten.native_layer_norm_backward(
-            x, given["input"], shape, *moments, scale, scale if more else None, [True, more, more]
-        )  # of the shift it reads nothing
+        each, scale = (*x.shape[:-1], 1), given.get("scale")
+        of = (x, given["input"], x.shape[-1:], mean.reshape(each), inverse.reshape(each), scale)
+        made = aten.native_layer_norm_backward(*of, scale if more else None, [True, more, more])
         return made if more else made[0]
 
     return call
@@ -355,11 +348,8 @@ def _dequantize(layer: Layer) -> Call:
 def _dynamic_quantize(layer: Layer) -> Call:
     op: Any = layer.step.op
     rounded, block, shape = _rounding(op.dtype), op.block, layer.step.results[0].shape
-    axes, largest, has_blocks = (
-        None if op.each == "tensor" else -1,
-        dtype_of(op.dtype).largest,
-        op.each == "block",
-    )
+    axes, largest = None if op.each == "tensor" else -1, dtype_of(op.dtype).largest
+    has_blocks = op.each == "block"
 
     def call(x: Tensor) -> tuple[Tensor, Tensor]:
         runs = x.float().unflatten(-1, (-1, block)) if has_blocks else x.float()

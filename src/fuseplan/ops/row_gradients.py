@@ -35,11 +35,6 @@ class _OfOperands:
         """Whether the statistics are operands."""
         return self.statistics == "saved"
 
-    @property
-    def is_recomputed(self) -> bool:
-        """Whether they are computed again."""
-        return not self.is_saved
-
     def __post_init__(self) -> None:
         super().__post_init__()  # type: ignore[misc]
         if self.gradients and not self.affine:
@@ -97,7 +92,7 @@ class LayerNormBackward(_OfOperands, StandardizedBackward, RowNormalization):
     affine: bool = True
     gradients: bool = False
     statistics: str = word(STATISTICS, default="recomputed")
-    epsilon: float = parameter(default=1e-5, when="is_recomputed")
+    epsilon: float = parameter(default=1e-5, when=lambda op: not op.is_saved)
 
     def reductions(self, keys: Keys, src: TensorSpec) -> tuple[Statistic, ...]:
         """The two sums of the gradient alone, where the statistics are given."""
@@ -105,7 +100,7 @@ class LayerNormBackward(_OfOperands, StandardizedBackward, RowNormalization):
 
     def normalized(self, keys: Keys, at: str = "input") -> tuple[Scalar, Scalar]:
         """Of input."""
-        if self.is_recomputed:
+        if not self.is_saved:
             return super().normalized(keys, at)
         return leaf(keys[at]) - leaf(keys["mean"]), leaf(keys["inverse"])
 
@@ -174,7 +169,7 @@ class RmsNormBackward(_OfOperands, RowNormalization):
     affine: bool = True
     gradients: bool = False
     statistics: str = word(STATISTICS, default="recomputed")
-    epsilon: float = parameter(default=1e-5, when="is_recomputed")
+    epsilon: float = parameter(default=1e-5, when=lambda op: not op.is_saved)
 
     def sums(self, keys: Keys, src: TensorSpec) -> dict[str, Scalar]:
         """The gradient of scale, where it is a result."""
