@@ -44,7 +44,7 @@ JOIN, JOINED = 0.016e-6, 0.0103e-6  # for warps to join a number; and for each w
 ISSUE, ISSUED = 0.00286e-6, 0.0106e-6  # of a processor: for an element of each of a warp's threads; a number
 CACHED, MET = 0.4, 1.67  # of a byte's time, through the second cache; of what programs leave there
 POWER = 3.66  # of the norm of these times
-OF_CELL = 20  # registers of a thread for the numbers of a cell beside the sums
+OF_CELL = (12, 20)  # registers for the numbers of a cell beside the sums; of one whose elements are held
 OWN_BYTES, SHARED_BYTES = 3 << 10, 220 << 10  # shared memory of a program without tiles; of a processor
 
 
@@ -70,12 +70,13 @@ def fits_beside(kernel: Kernel, target: Target, knobs: ReductionKnobs) -> bool:
     threads, lattice = knobs.warps * target.warp, Lattice(kernel)
     each = knobs.cells * knobs.elements / threads
     shared = len(shared_columns(kernel, lattice))
-    beside = (len(kernel.sums) + shared * (1 - READ)) * each if knobs.elements >= lattice.element_count else 0
-    needed = registers(kernel, lattice, each) + beside + OF_CELL * knobs.cells
+    is_held = knobs.elements >= lattice.element_count
+    beside = (len(kernel.sums) + shared * (1 - READ)) * each if is_held else 0
+    needed = registers(kernel, lattice, each) + beside + OF_CELL[is_held] * knobs.cells
     ahead = max(0, knobs.ahead - 1) * knobs.cells * knobs.elements * _repeated_bytes(kernel, lattice)
     room = min(MOST, REGISTERS // (threads * knobs.resident))
-    is_held = threads * knobs.resident <= THREADS and needed <= room
-    return is_held and (ahead + OWN_BYTES) * knobs.resident <= SHARED_BYTES
+    fits_there = threads * knobs.resident <= THREADS and needed <= room
+    return fits_there and (ahead + OWN_BYTES) * knobs.resident <= SHARED_BYTES
 
 
 def _of_sums(kernel: Kernel, target: Target, knobs: ReductionKnobs) -> float:
