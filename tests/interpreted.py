@@ -352,7 +352,8 @@ def assert_interpreted(
             saved[key] = in_kernel_order(plan, kernel, {"src": value})["src"].reshape(kernel.dst.shape)
     results["dst"] = got
     if kernel.has_cells:  # whose results have extent 1 along reduced axes
-        results |= {each.key: results[each.key].reshape(saved[each.key].shape) for each in kernel.results}
+        made = (*kernel.results, *kernel.sums)
+        results |= {each.key: results[each.key].reshape(saved[each.key].shape) for each in made}
     for key, want in saved.items():
         row = DTYPES[dtypes[key]]
         rounding = row.epsilon if row.is_float and row.name != kernel.compute_dtype else 0.0

@@ -62,6 +62,9 @@ PLANS = (
     "[3x17x57x55, nhwc] -> log_softmax_backward(hw) -> bias",
     "[3x17x57x55, nhwc] -> instance_norm -> add",
     "[2x64x57x55] -> group_norm_backward(8) -> add",
+    "[257x1000] -> layer_norm_backward(gradients=True) -> add",
+    "[3000x4096] -> rms_norm_backward(gradients=True, statistics=saved)",
+    "[2x300x20000] -> layer_norm_backward(gradients=True, statistics=saved)",
     "[3x17x57x55, nhwc] -> instance_norm_backward",
 )
 SPECIAL = (float("inf"), float("-inf"), float("nan"))

@@ -9,7 +9,8 @@ from closeness import assert_close
 from forced import forced, narrowed
 from fuseplan.backends.cpu.templates.reduction import Reduction
 from fuseplan.backends.triton.templates.reduction import GpuReduction
-from fuseplan.errors import PlanError
+from fuseplan.compile import compile
+from fuseplan.errors import PlanError, Unsupported
 from fuseplan.language.dtypes import dtype_of
 from fuseplan.measure.data import evaluated, random_arrays
 from fuseplan.measure.spaces import exact
@@ -76,6 +77,51 @@ def test_a_gpus_text_in_the_interpreter(plan: str) -> None:
 def test_a_gpus_programs_meet_once_for_each_statistic() -> None:
     template = GpuReduction(1, 1024, 2, 4)
     assert_interpreted("f32[3x1900] -> rms_norm -> dynamic_quantize(f8e4m3)", template, slack=64)
+
+
+BLOCKS = "layer_norm -> dynamic_quantize(f8e4m3, each=block)"
+
+
+@pytest.mark.parametrize(
+    ("text", "template"),
+    [
+        ("f32[9x48] -> rms_norm -> dynamic_quantize(i8, each=block, block=16)", GpuReduction),
+        (f"bf16[5x384] -> add -> save(sum) -> {BLOCKS}", GpuReduction),
+        (
+            "f16[2x3x640] -> rms_norm -> gelu -> dynamic_quantize(f8e5m2, each=block)",
+            GpuReduction(1, 128, 1, 4, True),
+        ),
+        (f"f16[6x640] -> {BLOCKS}", GpuReduction(2, 256, 1, 4, True)),
+        (f"f16[6x512] -> {BLOCKS}", GpuReduction(2, 256, 2, 4)),
+        (f"f16[6x640] -> {BLOCKS}", GpuReduction(1, 128, 5, 4)),
+        ("f16[6x512] -> layer_norm", GpuReduction(2, 256, 2, 4)),
+    ],
+)
+def test_blocks_behind_statistics_of_rows(text: str, template: GpuReduction | type[GpuReduction]) -> None:
+    assert_interpreted(text, template, slack=64)
+
+
+def test_blocks_behind_statistics_of_rows_in_float64() -> None:
+    plan = FusionPlan.parse("f32[9x256] -> rms_norm -> dynamic_quantize(i8, each=block)")
+    arrays = random_arrays(plan, 3)
+    value = evaluated(FusionPlan(plan.src, *plan.ops[:-1]), arrays)[0]
+    outcome = compile(plan, "reference")(**arrays)
+    np.testing.assert_allclose(outcome.scales, np.abs(value.reshape(9, 2, 128)).max(-1) / 127, rtol=1e-6)
+    assert_half_a_step(plan, outcome.out, exact(outcome.scales, "f32"), value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "f32[9x48] -> dynamic_quantize(i8, each=block, block=16) -> rms_norm",
+        "f32[9x48] -> softmax(0) -> dynamic_quantize(i8, each=block, block=16)",
+        "f32[9x96] -> glu -> rms_norm -> dynamic_quantize(i8, each=block, block=16)",
+        "f32[9x48] -> linear(48) -> rms_norm -> dynamic_quantize(i8, each=block, block=16)",
+    ],
+)
+def test_what_no_kernel_of_blocks_holds(text: str) -> None:
+    with pytest.raises((Unsupported, PlanError)):
+        compile(text, "triton:sm_90")
 
 
 def test_rows_of_zeros_and_of_no_numbers() -> None:

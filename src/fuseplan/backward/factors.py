@@ -21,10 +21,14 @@ from fuseplan.scalar import NUMPY, Scalar, fold, leaf, leaves_of, text
 
 @dataclass(frozen=True)
 class Piece:
-    """An operator of a gradient's plan, and the values that its operands are, by the operator's names."""
+    """An operator of a gradient's plan, and the values that its operands are, by the operator's names.
+
+    `gives` are the operands of the forward plan whose gradients its results are, by the operator's names.
+    """
 
     op: Op
     given: tuple[tuple[str, str], ...] = ()
+    gives: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -45,10 +45,12 @@ def _backward(op: Op) -> Op:
 def _(op: LayerNorm | RmsNorm | GroupNorm | InstanceNorm, walk: Walk, step: Step, chain: Chain) -> Chain:
     """The gradients of shift and scale, sums over the rows, and of src, by the statistics of a row.
 
-    The scale's reads the normalized rows, which a kernel of their own computes again times the gradient:
-    sums along a row and sums over the rows are two kernels. Groups of an image are as rows.
+    Where rows lie as runs of memory, one kernel gives all of them. Of other rows, and of groups of an image,
+    the scale's reads the normalized rows, which a kernel of their own computes again times the gradient.
     """
-    at, plain = walk.before(step), replace(op, affine=False)
+    at, plain, backward = walk.before(step), replace(op, affine=False), _backward(op)
+    if any(each.name == "scale" for each in walk.wanted(step)) and _gives_sums(backward, step):
+        return _at_once(walk, step, chain, backward)
     for operand in walk.wanted(step):
         if operand.name == "shift":
             chain = walk.operand(step, operand, (), chain, is_read_again=True)
@@ -60,7 +62,23 @@ def _(op: LayerNorm | RmsNorm | GroupNorm | InstanceNorm, walk: Walk, step: Step
         )
         rows = Chain(walk.emit(again, f"{operand.key}_products"), step.dst.with_dtype(operand.dtype))
         walk.operand(step, operand, (), rows, is_read_again=False)
-    return chain.then([Piece(_backward(op), (("input", at), *walk.operands(step).items()))])
+    return chain.then([Piece(backward, (("input", at), *walk.operands(step).items()))])
+
+
+def _gives_sums(backward: Op, step: Step) -> bool:
+    """Whether the gradient of src has those of scale and shift as results: of rows that are runs."""
+    axis = step.src.channel_axis
+    is_row = step.src.shape[axis] > 1 and step.src.element_strides[axis] == 1
+    return is_row and isinstance(backward, LayerNormBackward | RmsNormBackward)
+
+
+def _at_once(walk: Walk, step: Step, chain: Chain, backward: Op) -> Chain:
+    """All gradients of a norm of rows from one kernel, which further operators on src's may follow."""
+    assert isinstance(backward, LayerNormBackward | RmsNormBackward)  # by `_gives_sums`
+    given = (("input", walk.before(step)), *walk.operands(step).items())
+    gives = tuple((f"{each.name}_gradient", each.key) for each in walk.wanted(step))
+    chain = chain.then([Piece(replace(backward, gradients=True), given, gives)])
+    return chain if walk.is_ahead(step) else walk.stored(chain, step)
 
 
 @gradient.register

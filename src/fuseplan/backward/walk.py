@@ -125,6 +125,10 @@ class Walk:
             each.key if is_saved else self.named(each.key)
             for each, is_saved in zip(plan.results, saved, strict=True)
         ]
+        for each, result in zip(plan.results, made[1:], strict=True):
+            wanted_by = dict(chain.pieces[each.step].gives)
+            if each.name in wanted_by:
+                self.gradients[wanted_by[each.name]] = result
         origin = Origin(chain.again, RECOMPUTES) if chain.again else Origin(wanted, GRADIENT)
         self.add(Planned(str(plan)), (chain.start, *given), made, origin)
         return name

@@ -29,13 +29,16 @@ def placed_output(
     return replace(made, shape=spec.shape, strides=spec.element_strides)
 
 
-def placed_result(made: Result, formula: Scalar, places: Sequence[int]) -> Output:
-    """A result of statistics over any axes: the extents and strides of its own axes, 1 along the others."""
+def placed_result(made: Result, formula: Scalar, places: Sequence[int], over: tuple[int, ...] = ()) -> Output:
+    """A result of statistics over any axes: the extents and strides of its own axes, 1 along the others.
+
+    It is a sum `over` axes of src where there are any.
+    """
     shape, strides = [1] * _rank(places), [1] * _rank(places)
     for axis, extent, stride in zip(made.axes, made.shape, made.spec.element_strides, strict=bool(made.axes)):
         shape[places[axis]], strides[places[axis]] = extent, stride
     all_axes, lies = tuple(range(len(shape))), tuple(strides)
-    return Output(made.key, all_axes, tuple(shape), made.dtype, formula, made.updated, strides=lies)
+    return Output(made.key, all_axes, tuple(shape), made.dtype, formula, made.updated, None, lies, over)
 
 
 def _rank(places: Sequence[int]) -> int:

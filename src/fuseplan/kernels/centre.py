@@ -20,12 +20,21 @@ class Reduction:
             `cell`, a place along the axes that stay, dst has extent 1 along those that the plan's output
             lacks, and operands have axes.
         index: what a step along each axis of src adds to an element's place, where a statistic reads it.
+        inner: statistics that read those before, of each run of a cell's elements alone: the axes
+            `inner_over`, which are among `over`.
     """
 
     statistics: tuple[Statistic, ...]
     over: tuple[int, ...]
     per: str
     index: tuple[int, ...] = ()
+    inner: tuple[Statistic, ...] = ()
+    inner_over: tuple[int, ...] = ()
+
+    @property
+    def run_names(self) -> frozenset[str]:
+        """The numbers of runs."""
+        return frozenset(name for each in self.inner for name in each.names)
 
     @property
     def has_cells(self) -> bool:
@@ -37,6 +46,7 @@ class Reduction:
         """All fields, a line for each statistic."""
         which = f"over axes {listed(self.over)}" if self.has_cells else f"per {self.per}"
         lines = [f"{which}: {each.text}" for each in self.statistics]
+        lines += [f"over axes {listed(self.inner_over)}: {each.text}" for each in self.inner]
         return "\n".join([*lines, *([f"{INDEX} steps {listed(self.index)}"] if self.index else [])])
 
 

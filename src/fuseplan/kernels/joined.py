@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import cast
 
 from fuseplan.errors import PlanError
+from fuseplan.kernels.centre import Reduction
 from fuseplan.kernels.kernel import Stage
 from fuseplan.language.declarations import Result
 from fuseplan.language.reduction import INDEX, Statistic
@@ -21,6 +22,13 @@ from fuseplan.scalar import Scalar, leaf, leaves_of, replaced
 def centres(steps: Sequence[Step]) -> list[Step]:
     """The steps with statistics."""
     return [step for step in steps if isinstance(step.op, Normalization)]
+
+
+def runs_of(steps: Sequence[Step]) -> tuple[int, int] | None:
+    """The axis and the number of its runs, where the last operator's statistics are of runs of a cell."""
+    *others, last = centres(steps)
+    assert isinstance(last.op, Normalization)  # by its kind
+    return last.op.split(last.src) if others else None
 
 
 def statistics(steps: Sequence[Step]) -> tuple[Statistic, ...]:
@@ -49,6 +57,16 @@ def statistics(steps: Sequence[Step]) -> tuple[Statistic, ...]:
     return tuple(found)
 
 
+def with_inner(
+    made: Reduction, steps: Sequence[Step], places: Sequence[int], runs: tuple[int, int] | None
+) -> Reduction:
+    """The statistics of the last operator apart, where they are of runs of an axis."""
+    names = {key for _, key in centres(steps)[-1].statistics}
+    last = tuple(each for each in made.statistics if names & {*each.names})
+    whole = tuple(each for each in made.statistics if each not in last)
+    return replace(made, statistics=whole, inner=last, inner_over=(places[runs[0] + 1],)) if runs else made
+
+
 def numbered(stage: Stage, step: Step, over: tuple[int, ...]) -> Stage:
     """The stage with the kernel's axes in the operator's text, where the operator tells any."""
     if not isinstance(step.op, Normalization):
@@ -60,13 +78,28 @@ def results(step: Step) -> Iterator[tuple[Result, Scalar]]:
     """The results of an operator with statistics, and the formula of each."""
     assert isinstance(step.op, Normalization)  # by its kind
     formulas = step.op.result_formulas(step.leaves, step.src)
-    return ((each, formulas[each.name]) for each in step.results)
+    return ((each, formulas[each.name]) for each in step.results if each.name in formulas)
+
+
+def sums(step: Step) -> Iterator[tuple[Result, Scalar]]:
+    """The results that are sums over the axes that stay, and the term of each element."""
+    assert isinstance(step.op, Normalization)  # by its kind
+    terms = step.op.sums(step.leaves, step.src)
+    return ((each, terms[each.name]) for each in step.results if each.name in terms)
 
 
 def are_joined(steps: Sequence[Step]) -> bool:
     """Whether several operators have statistics of the same elements, and all of them have src's shape."""
     first, *others = centres(steps)
-    return _seen(first) is not None and all(_seen(each) == _seen(first) for each in others) and _fit(steps)
+    whole = others[:-1] if runs_of(steps) else others
+    is_same = _seen(first) is not None and all(_seen(each) == _seen(first) for each in whole)
+    return is_same and (whole == others or _has_runs(first, others[-1])) and _fit(steps)
+
+
+def _has_runs(first: Step, last: Step) -> bool:
+    """Whether the last statistics are of runs of the one axis that the first are over."""
+    assert isinstance(last.op, Normalization)  # by the caller
+    return last.op.over(last.src) == _seen(first) and last.op.per == "cell" and not last.op.removes(last.src)
 
 
 def parts_fit(steps: Sequence[Step], parted: Step) -> bool:
@@ -77,6 +110,8 @@ def parts_fit(steps: Sequence[Step], parted: Step) -> bool:
     """
     listed = centres(steps)
     if not listed or not all(cast(Normalization, each.op).per in ("row", "cell") for each in listed):
+        return False
+    if runs_of(steps) or any(True for each in listed for _ in sums(each)):
         return False
     first, last = listed[0], listed[-1]
     assert isinstance(first.op, Normalization)
@@ -95,6 +130,7 @@ def _seen(step: Step) -> tuple[int, ...] | None:
     op, src = step.op, step.src
     assert isinstance(op, Normalization)  # by the caller
     is_whole = op.per in ("row", "cell") and op.split(src) is None and not op.removes(src)
+    is_whole = is_whole and not op.sums(step.leaves, src)
     return op.over(src) if is_whole else None
 
 

@@ -146,6 +146,7 @@ class Output:
     Any other is made of statistics: `expression` is over names of reductions, operands that have no more
     elements, parameters and, where the result is `updated`, its own key: the value from before. It lies dense
     in logical order.
+    With `over`, `expression` is of one element behind the prologue, and is summed over these axes of src.
     """
 
     key: str
@@ -156,6 +157,7 @@ class Output:
     updated: bool = False
     after: int | None = None
     strides: tuple[int, ...] = ()
+    over: tuple[int, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -166,6 +168,7 @@ class Output:
         """All fields in one line; a star for the first axis of an open one."""
         sign = "updated to" if self.updated else "="
         after = "" if self.after is None else f" after operator {self.after}"
+        after = f" summed over axes {listed(self.over)}" if self.over else after
         where = f"along axes ({listed(self.axes)}) {_lies(self, is_open)}"
         return f"{self.key} {sign} {text(self.expression)}{after}: {where}"
 
@@ -228,7 +231,12 @@ class Kernel(Opened):
     @property
     def results(self) -> tuple[Output, ...]:
         """The outputs that are made of statistics."""
-        return tuple(output for output in self.outputs if output.after is None)
+        return tuple(output for output in self.outputs if output.after is None and not output.over)
+
+    @property
+    def sums(self) -> tuple[Output, ...]:
+        """The outputs that are sums over the axes that statistics leave."""
+        return tuple(output for output in self.outputs if output.over)
 
     @cached_property
     def saved(self) -> dict[int, Output]:

@@ -10,7 +10,7 @@ from fuseplan.kernels.centre import Reduction, Summary
 from fuseplan.kernels.contracted import contraction
 from fuseplan.kernels.counted import counted
 from fuseplan.kernels.gradients import NO_WINDOW, gradient
-from fuseplan.kernels.joined import centres, numbered, results, statistics
+from fuseplan.kernels.joined import centres, numbered, results, runs_of, statistics, sums, with_inner
 from fuseplan.kernels.kernel import Kernel, KernelOperand, Output, Stage
 from fuseplan.kernels.lookup import reads_rows
 from fuseplan.kernels.match import Match, row_stride, rows_of
@@ -199,7 +199,8 @@ def _normalization(
     if centres(after) or any(step.op.has_parts for step in steps):
         return _over_axes(kernel, steps, centre)
     is_first = not steps[0].index  # there is no contraction in front of them
-    if op.per == "row" and is_first and _have_blocks(steps) and _are_rows(steps):
+    in_blocks = is_first and _have_blocks(steps) and not op.sums(centre.leaves, centre.src)
+    if op.per == "row" and in_blocks and _are_rows(steps):
         return _in_rows(kernel, steps)
     if op.per not in ("channel", "activation"):
         return _over_axes(kernel, steps, centre)
@@ -250,25 +251,28 @@ def _over_axes(kernel: Kernel, steps: Sequence[Step], centre: Step) -> Kernel:
     """The kernel of statistics over any axes; behind them, tensors may have fewer axes than src."""
     op = centre.op
     assert isinstance(op, Normalization)  # by its kind
-    axes, removed, split = op.over(centre.src), op.removes(centre.src), op.split(centre.src)
+    axes, removed, inner = op.over(centre.src), op.removes(centre.src), runs_of(steps)
+    split = inner or op.split(centre.src)
     parts = next((step.op.split(step.src) for step in steps if isinstance(step.op, Parted)), None)
     counting, run, at = steps, None, centre.index - steps[0].index
     if split:
         axis, length = run = split[0], centre.src.shape[split[0]] // split[1]
-        axes, steps = behind_runs(axes, axis), [split_step(step, axis, length) for step in steps]
+        steps = [split_step(step, axis, length) for step in steps]
+        axes = (*behind_runs(axes, axis), *([axis] if inner else []))
         parts, centre = parts and parts_in_runs(parts, axis, length), steps[at]
     src, whole = centre.src, steps[0].src.canonical
     places = [whole.rank - src.rank + src.canonical_order.index(axis) for axis in range(src.rank)]
     behind = [place for axis, place in enumerate(places) if axis not in removed]
     dst = spread(steps[-1].dst, behind, whole.rank)
     over = tuple(sorted(places[axis] for axis in axes))
+    stay = tuple({*range(whole.rank)} - {*over})
     along = dict(zip(places, dense(src.shape, axes), strict=True))
     index = tuple(along.get(place, 0) for place in range(whole.rank)) if _reads_index(kernel) else ()
     return replace(
         kernel,
         src=whole,
         dst=dst,
-        centre=Reduction(kernel.statistics, over, op.per, index),
+        centre=with_inner(Reduction(kernel.statistics, over, op.per, index), steps, places, inner),
         parts=parts and replace(parts, axis=places[parts.axis]),
         epilogue=tuple(
             numbered(stage, step, over) for stage, step in zip(kernel.epilogue, steps[at:], strict=True)
@@ -284,11 +288,8 @@ def _over_axes(kernel: Kernel, steps: Sequence[Step], centre: Step) -> Kernel:
             for each in step.operands
         ),
         outputs=(
-            *(
-                placed_result(each, formula, places)
-                for step in centres(steps)
-                for each, formula in results(step)
-            ),
+            *(placed_result(*each, places) for step in centres(steps) for each in results(step)),
+            *(placed_result(*each, places, stay) for each in sums(centre)),
             *(placed_output(each, steps[each.after or 0], centre, places, behind) for each in kernel.outputs),
         ),
         indices=(

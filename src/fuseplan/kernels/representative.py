@@ -85,7 +85,8 @@ def _claims(plan: FusionPlan) -> Iterator[Claim]:
 def _summed(step: Step) -> set[int]:
     """The axes of src over which an operator sums."""
     if isinstance(step.op, Normalization):
-        return set(step.op.over(step.src))
+        sums = step.op.sums(step.leaves, step.src)
+        return set(range(step.src.rank) if sums else step.op.over(step.src))
     return {step.src.channel_axis} if step.op.kind in ("contraction", "attention") else set()
 
 

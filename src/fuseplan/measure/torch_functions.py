@@ -67,8 +67,8 @@ def stage_of(layer: Layer, peer: str = "torch") -> Stage:
     if lacking is not None:
         raise CannotRunError(f"torch's {layer.name} {lacking}")
     call, results = FUNCTIONS[layer.name](layer), [each.key for each in layer.step.results]
-    names = [*layer.keys.items()]
-    names += [(name, f"{layer.keys['input']}_{name}") for name in STATISTICS.get(layer.name, ())]
+    left = STATISTICS.get(layer.name, ()) if "epsilon" in layer.parameters else ()
+    names = [*layer.keys.items(), *((name, f"{layer.keys['input']}_{name}") for name in left)]
 
     def stage(x: Tensor, held: Held) -> Tensor:
         made = call(x, **{name: held[key] for name, key in names})
@@ -82,7 +82,7 @@ def stage_of(layer: Layer, peer: str = "torch") -> Stage:
 
 def saved(layer: Layer, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The statistics that a backward pass reads, by their keys."""
-    if layer.name not in STATISTICS:
+    if layer.name not in STATISTICS or "epsilon" not in layer.parameters:
         return {}
     key, epsilon = layer.keys["input"], layer.parameters["epsilon"]
     made = [(tensors[key].float().square().mean(-1, keepdim=True) + epsilon).rsqrt()]
@@ -254,24 +254,30 @@ def _cross_entropy_backward(layer: Layer) -> Call:
     return call
 
 
-def _layer_norm_backward(_: Layer) -> Call:
-    def call(x: Tensor, mean: Tensor, inverse: Tensor, **given: Tensor) -> Tensor:
-        behind, wanted = (given.get("scale"), None), [True, False, False]
-        shape = x.shape[-1:]
-        return aten.native_layer_norm_backward(x, given["input"], shape, mean, inverse, *behind, wanted)[0]
+def _layer_norm_backward(layer: Layer) -> Call:
+    more = bool(layer.step.results)
+
+    def call(x: Tensor, mean: Tensor, inverse: Tensor, **given: Tensor) -> Any:
+        each, scale = (*x.shape[:-1], 1), given.get("scale")
+        of = (x, given["input"], x.shape[-1:], mean.reshape(each), inverse.reshape(each), scale)
+        made = aten.native_layer_norm_backward(*of, scale if more else None, [True, more, more])
+        return made if more else made[0]
 
     return call
 
 
-def _rms_norm_backward(_: Layer) -> Call:
+def _rms_norm_backward(layer: Layer) -> Call:
     """The kernel of torch's own backward pass; for a CPU it has none, and its autograd takes this formula."""
+    more = bool(layer.step.results)
 
-    def call(x: Tensor, inverse: Tensor, **given: Tensor) -> Tensor:
-        at, scale = given["input"], given.get("scale")
+    def call(x: Tensor, inverse: Tensor, **given: Tensor) -> Any:
+        at, scale, inverse = given["input"], given.get("scale"), inverse.reshape(*x.shape[:-1], 1)
         if x.is_cuda:
-            return aten._fused_rms_norm_backward(x, at, x.shape[-1:], inverse, scale, [True, False])[0]
+            made = aten._fused_rms_norm_backward(x, at, x.shape[-1:], inverse, scale, [True, more])
+            return made if more else made[0]
         normal, behind = at.float() * inverse, (x if scale is None else x * scale).float()
-        return (inverse * (behind - normal * (behind * normal).mean(-1, keepdim=True))).to(x.dtype)
+        dx = (inverse * (behind - normal * (behind * normal).mean(-1, keepdim=True))).to(x.dtype)
+        return (dx, (x.float() * normal).flatten(0, -2).sum(0)) if more else dx
 
     return call
 
@@ -344,11 +350,8 @@ def _dequantize(layer: Layer) -> Call:
 def _dynamic_quantize(layer: Layer) -> Call:
     op: Any = layer.step.op
     rounded, block, shape = _rounding(op.dtype), op.block, layer.step.results[0].shape
-    axes, largest, has_blocks = (
-        None if op.each == "tensor" else -1,
-        dtype_of(op.dtype).largest,
-        op.each == "block",
-    )
+    axes, largest = None if op.each == "tensor" else -1, dtype_of(op.dtype).largest
+    has_blocks = op.each == "block"
 
     def call(x: Tensor) -> tuple[Tensor, Tensor]:
         runs = x.float().unflatten(-1, (-1, block)) if has_blocks else x.float()

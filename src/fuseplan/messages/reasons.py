@@ -141,6 +141,14 @@ class Reason(Catalogue):
         "the gradient of a weight is summed over rows that are evenly spaced",
         "Copy src into a dense tensor whose last axis is innermost, and give the plan a src without strides",
     )
+    SUMMED_ROWS = (
+        "sums over all rows beside statistics of each take rows whose elements are one run of memory",
+        "Give rows with their last axis innermost, or ask for the gradient of src alone",
+    )
+    RUNS = (
+        "statistics of blocks behind those of whole rows are GPU kernels', of blocks of 2**n elements",
+        "Split the plan in front of the second operator with statistics",
+    )
     PARTS_BESIDE = (
         "parts are read behind a contraction, among elementwise operators, or beside statistics of all parts",
         "Split the plan in front of the second of the two; `pointwise` takes elementwise operators alone",

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from fuseplan.language.arithmetic import ARRAYS, Arithmetic
 from fuseplan.language.declarations import Array
 from fuseplan.language.layouts import behind_runs, dense, in_runs
-from fuseplan.language.reduction import INDEX, Statistic, indices, reduce
+from fuseplan.language.reduction import INDEX, Statistic, Sums, indices, reduce
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.op import Given, Op
 from fuseplan.scalar import Scalar, fold, leaves_of
@@ -81,6 +81,10 @@ class Normalization(Op):
         """The formula of one element of each result, by the result's own name."""
         return {}
 
+    def sums(self, keys: Keys, src: TensorSpec) -> dict[str, Scalar]:
+        """The term of one element of each result that is a sum over the axes that stay, by its own name."""
+        return {}
+
     @abstractmethod
     def formula(self, keys: Keys, src: TensorSpec) -> Scalar:
         """The formula of one element of the output."""
@@ -126,6 +130,14 @@ class Normalization(Op):
 
         return {name: spread(number) for name, number in made.items()}
 
+    def summed(self, leaves: Mapping[str, Any], src: TensorSpec, by: Arithmetic) -> dict[str, Any]:
+        """`sums` by the results' own names."""
+        stay = tuple(axis for axis in range(src.rank) if axis not in self.over(src))
+        terms = self.sums(Names(), src).items()
+        return {
+            name: reduce(Sums((name,), (term,)), leaves, src.shape, stay, by)[name] for name, term in terms
+        }
+
     def output(self, src: TensorSpec) -> TensorSpec:
         """The same shape, in src's layout, or in the named one nearest to its strides; or fewer axes."""
         removed = self.removes(src)
@@ -150,6 +162,7 @@ class Normalization(Op):
             leaves |= {name: (1 + given.slip) * number for name, number in made_of.items()}
         formulas = self.result_formulas(Names(), spec)
         made = {name: fold(each, leaves, by.table) for name, each in formulas.items()}
+        made |= self.summed(leaves, spec, by)
         out = by.broadcast(fold(self.formula(Names(), spec), leaves, by.table), self.spread_shape(spec))
         shapes = {each.name: each.shape for each in self.results(spec)}
         results = {name: self.each_run(made[name], spec).reshape(shape) for name, shape in shapes.items()}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from fuseplan.language.declarations import operand, parameter
+from fuseplan.errors import PlanError
+from fuseplan.language.declarations import operand, parameter, result, word
 from fuseplan.language.reduction import Moments, Statistic, Sums
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.op import operator
@@ -10,6 +11,7 @@ from fuseplan.ops.groups import OfChannels, OfGroups
 from fuseplan.ops.normalization import Keys
 from fuseplan.ops.reductions import Axes, OverAxes
 from fuseplan.ops.rows import RowNormalization, Standardized
+from fuseplan.ops.training import STATISTICS
 from fuseplan.scalar import Scalar, exp, leaf, sqrt
 
 
@@ -18,15 +20,39 @@ def _scaled(op: StandardizedBackward | RmsNormBackward, keys: Keys) -> Scalar:
     return leaf("x") * leaf(keys["scale"]) if op.affine else leaf("x")
 
 
+class _OfOperands:
+    """A gradient of src that gives those of the operands besides, where the plan asks for them.
+
+    With statistics `saved`, those of each row are operands.
+    """
+
+    affine: bool
+    gradients: bool
+    statistics: str
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether the statistics are operands."""
+        return self.statistics == "saved"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()  # type: ignore[misc]
+        if self.gradients and not self.affine:
+            raise PlanError("gradients=True without a scale", field="gradients", got="affine=False")
+
+
 class StandardizedBackward(Standardized):
     """inverse * (g - sum(g)/count - n * sum(g*n)/count): the gradient of src of a `Standardized`."""
 
     def reductions(self, keys: Keys, src: TensorSpec) -> tuple[Statistic, ...]:
         """Mean and variance of input; then the two sums of the gradient."""
-        scaled, moments = _scaled(self, keys), (keys["row_mean"], keys["row_variance"])
-        apart, inverse = self.normalized(keys)
-        sums = Sums((keys["gradient_sum"], keys["product_sum"]), (scaled, scaled * (apart * inverse)))
-        return Moments(moments, (leaf(keys["input"]),)), sums
+        moments = (keys["row_mean"], keys["row_variance"])
+        return Moments(moments, (leaf(keys["input"]),)), self.gradient_sums(keys)
+
+    def gradient_sums(self, keys: Keys) -> Statistic:
+        """The sums of the gradient behind the scale, and of it times the normalized input."""
+        scaled, (apart, inverse) = _scaled(self, keys), self.normalized(keys)
+        return Sums((keys["gradient_sum"], keys["product_sum"]), (scaled, scaled * (apart * inverse)))
 
     def normalized(self, keys: Keys, at: str = "input") -> tuple[Scalar, Scalar]:
         """Of input."""
@@ -40,20 +66,49 @@ class StandardizedBackward(Standardized):
 
 
 @operator
-class LayerNormBackward(StandardizedBackward, RowNormalization):
+class LayerNormBackward(_OfOperands, StandardizedBackward, RowNormalization):
     """inverse * (g - sum(g)/c - n * sum(g*n)/c)
 
     The gradient of src of `layer_norm`: x is the gradient of its output, g = x * scale, inverse =
     1/sqrt(variance + epsilon) and n = (input - mean) * inverse, by the statistics of each row of input,
-    which are computed again. Sums are over the c elements of a row.
+    which are computed again, or given with statistics `saved`. Sums are over the c elements of a row.
 
-    input: the shape of src, layer_norm's src. scale: (c,), with `affine`.
+    input: the shape of src, layer_norm's src. scale: (c,), with `affine`. mean, inverse: src's shape without
+    the last axis, with statistics `saved`.
+
+    Results with `gradients`, sums over all rows, shaped like scale: scale_gradient = sum(x*n), shift_gradient
+    = sum(x).
+
+    Raises:
+        PlanError: `gradients` without `affine`.
     """
 
     input: str | None = operand("element", default=None, kw_only=True)
     scale = operand("channel", when="affine")
+    mean = operand("row", when="is_saved")
+    inverse = operand("row", when="is_saved")
+    scale_gradient = result("channel", when="gradients")
+    shift_gradient = result("channel", when="gradients")
     affine: bool = True
-    epsilon: float = parameter(default=1e-5)
+    gradients: bool = False
+    statistics: str = word(STATISTICS, default="recomputed")
+    epsilon: float = parameter(default=1e-5, when=lambda op: not op.is_saved)
+
+    def reductions(self, keys: Keys, src: TensorSpec) -> tuple[Statistic, ...]:
+        """The two sums of the gradient alone, where the statistics are given."""
+        return (self.gradient_sums(keys),) if self.is_saved else super().reductions(keys, src)
+
+    def normalized(self, keys: Keys, at: str = "input") -> tuple[Scalar, Scalar]:
+        """Of input."""
+        if not self.is_saved:
+            return super().normalized(keys, at)
+        return leaf(keys[at]) - leaf(keys["mean"]), leaf(keys["inverse"])
+
+    def sums(self, keys: Keys, src: TensorSpec) -> dict[str, Scalar]:
+        """The gradients of scale and shift, where they are results."""
+        apart, inverse = self.normalized(keys)
+        made = {"scale_gradient": leaf("x") * (apart * inverse), "shift_gradient": leaf("x")}
+        return made if self.gradients else {}
 
 
 @operator
@@ -91,31 +146,56 @@ class InstanceNormBackward(StandardizedBackward, OfChannels):
 
 
 @operator
-class RmsNormBackward(RowNormalization):
+class RmsNormBackward(_OfOperands, RowNormalization):
     """inverse * (g - n * sum(g*n)/c)
 
     The gradient of src of `rms_norm`: x is the gradient of its output, g = x * scale, inverse =
-    1/sqrt(mean(input**2) + epsilon), computed again for each row of input, and n = input * inverse. The sum
-    is over the c elements of a row.
+    1/sqrt(mean(input**2) + epsilon), computed again for each row of input or given with statistics `saved`,
+    and n = input * inverse. The sum is over the c elements of a row.
 
-    input: the shape of src, rms_norm's src. scale: (c,), with `affine`.
+    input: the shape of src, rms_norm's src. scale: (c,), with `affine`. inverse: src's shape without the last
+    axis, with statistics `saved`.
+
+    Result with `gradients`: scale_gradient = sum(x*n) over all rows, shaped like scale.
+
+    Raises:
+        PlanError: `gradients` without `affine`.
     """
 
     input: str | None = operand("element", default=None, kw_only=True)
     scale = operand("channel", when="affine")
+    inverse = operand("row", when="is_saved")
+    scale_gradient = result("channel", when="gradients")
     affine: bool = True
-    epsilon: float = parameter(default=1e-5)
+    gradients: bool = False
+    statistics: str = word(STATISTICS, default="recomputed")
+    epsilon: float = parameter(default=1e-5, when=lambda op: not op.is_saved)
+
+    def sums(self, keys: Keys, src: TensorSpec) -> dict[str, Scalar]:
+        """The gradient of scale, where it is a result."""
+        return (
+            {"scale_gradient": leaf("x") * (leaf(keys["input"]) * self._inverse(keys, src))}
+            if self.gradients
+            else {}
+        )
+
+    def _inverse(self, keys: Keys, src: TensorSpec) -> Scalar:
+        if self.is_saved:
+            return leaf(keys["inverse"])
+        return 1 / sqrt(leaf(keys["square_sum"]) / self.count(src) + leaf(keys["epsilon"]))
 
     def reductions(self, keys: Keys, src: TensorSpec) -> tuple[Statistic, ...]:
-        """The sums of a row's squares, and of input times the gradient."""
+        """The sums of a row's squares, unless its statistics are given, and of input times the gradient."""
         at = leaf(keys["input"])
-        return (Sums((keys["square_sum"], keys["product_sum"]), (at * at, _scaled(self, keys) * at)),)
+        product = _scaled(self, keys) * at
+        if self.is_saved:
+            return (Sums((keys["product_sum"],), (product,)),)
+        return (Sums((keys["square_sum"], keys["product_sum"]), (at * at, product)),)
 
     def formula(self, keys: Keys, src: TensorSpec) -> Scalar:
         """The formula; the factors of a row are computed once."""
-        count = self.count(src)
-        inverse = 1 / sqrt(leaf(keys["square_sum"]) / count + leaf(keys["epsilon"]))
-        mean = leaf(keys["product_sum"]) / count * (inverse * inverse)
+        inverse = self._inverse(keys, src)
+        mean = leaf(keys["product_sum"]) / self.count(src) * (inverse * inverse)
         return inverse * (_scaled(self, keys) - leaf(keys["input"]) * mean)
 
 

@@ -67,8 +67,8 @@ class Interpreter:
                 made = convolve(contraction, x, kernel.canonical_weight(leaves[kernel.weight.key]))
                 made = self._applied(kernel.between, made, leaves, places, KernelTensor(made.shape))
                 leaves |= _reduced(reduction, made, leaves)
-        for result in kernel.results:
-            self._write(result, places[f"result:{result.key}"], leaves)
+        for result in (*kernel.results, *kernel.sums):
+            self._write(result, places[f"result:{result.key}"], {**leaves, "x": x})
         if kernel.between and not isinstance(kernel.centre, Summary):
             x = self._applied(kernel.between, x, leaves, places, TensorSpec(x.shape))
         in_parts = any(stage.reads_parts for stage in kernel.epilogue)
@@ -159,15 +159,19 @@ class Interpreter:
         old = {result.key: lined_up(lying.astype(np.float64), shape, result.axes)} if result.updated else {}
         with np.errstate(all="ignore"):
             made = fold(result.expression, {**leaves, **old}, NUMPY)
+        if result.over:
+            made = np.broadcast_to(made, shape).sum(result.over)
         lying[...] = narrow(made, result.dtype).reshape(result.shape)
 
 
 def _reduced(reduction: Reduction, x: Array, leaves: Mapping[str, Any]) -> dict[str, Any]:
     """The numbers of the statistics by name, and the index that they read."""
     made: dict[str, Any] = {INDEX: indices(x.shape, reduction.index)} if reduction.index else {}
-    for each in reduction.statistics:
+    listed = [(each, reduction.over) for each in reduction.statistics]
+    listed += [(each, reduction.inner_over) for each in reduction.inner]
+    for each, over in listed:
         with np.errstate(all="ignore"):
-            made |= reduce(each, {**leaves, **made, "x": x}, x.shape, reduction.over)
+            made |= reduce(each, {**leaves, **made, "x": x}, x.shape, over)
     return made
 
 

@@ -9,7 +9,10 @@ matters stands in the code.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+
+from fuseplan.kernels.target import Target
 
 KIB = 1024
 PTX_COUNTS = {
@@ -50,6 +53,17 @@ NVIDIA = {
 REGISTERS = 64 * KIB
 PARTITIONS = 4  # of a multiprocessor; each has its own registers
 WARP_GRANULE = 256  # registers are given out to a warp in such lots
+GRANULE, MOST = 8, 255  # to a thread; and a thread's most
+
+
+def together(target: Target, warps: int, resident: int) -> Iterator[tuple[str, int]]:
+    """The options of programs that wait for each other: their registers are limited to their share."""
+    yield "cooperative", 1
+    most = REGISTERS // (warps * 32 * resident) // GRANULE * GRANULE
+    if target.name.startswith("gfx"):
+        yield "waves_per_eu", -(-warps * resident // PARTITIONS)
+    elif most < MOST:
+        yield "maxnreg", most
 
 
 def nvidia(log: str, ptx: str, architecture: str, threads: int, shared_bytes: int) -> dict[str, int]:

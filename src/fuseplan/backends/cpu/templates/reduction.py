@@ -58,6 +58,10 @@ class Reduction(Cut):
         lattice = Lattice(kernel)
         is_outer = lattice.is_along or (kernel.has_cells and bool(lattice.outer_cells))
         yield claim(kernel.open_axis is None or is_outer, Reason.KNOWN_EXTENTS, operator=kernel.centre_step)
+        yield claim(not lattice.inner, Reason.RUNS, got=f"blocks of {lattice.inner_extent}")
+        is_row = lattice.is_along and lattice.run.extent == lattice.element_count
+        told = None if is_row or not kernel.sums else str(kernel.src)
+        yield claim(told is None, Reason.SUMMED_ROWS, got=told, operator=kernel.centre_step)
         yield result_claim(kernel)
         yield accuracy_claim(cls.bound(kernel), accuracy)
 

@@ -9,12 +9,14 @@ from math import lcm, prod
 
 from fuseplan.backends.cpu.loops import STREAMED_RUN, line_elements
 from fuseplan.backends.cpu.templates.reduction_loops import Cut, chunking, rounded, usual_parts
+from fuseplan.backends.cpu.templates.reduction_sums import ROWS as SUM_ROWS
 from fuseplan.backends.lattice import Lattice
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.target import Target
 from fuseplan.kernels.template import lanes
 
 _TASK = 2048  # elements of cells: fewer are not worth another thread
+_SUM_TASK = 1 << 14  # elements of a task with sums of its own, at least
 _TASK_BYTES = 48 * 1024  # of channels: less is not worth another thread
 _WIDEST = 1024  # columns of a task: their states stay in the first cache
 _WIDEST_OF_CHANNELS = 4096  # whose partial sums go through the first cache
@@ -34,13 +36,15 @@ def of_cells(make: type[Cut], kernel: Kernel, target: Target) -> Iterator[Cut]:
         and lattice.run.extent < _SHORT
         and lattice.element_count >= _FOLDED * lattice.run.extent
     )
-    folded = is_short and lattice.can_fold and kernel.open_axis is None
+    folded = is_short and lattice.can_fold and kernel.open_axis is None and not kernel.sums
     lattice = Lattice(kernel, folded=True) if folded else lattice
     wanted = max(1, min(4 * target.threads, kernel.src.size // _TASK))
     if lattice.is_along:
         # Two threads that take turns at blocks of 64 KB of a large tensor need 1.3 of the time.
         each = max(1, kernel.minimum_bytes // lattice.cell_count)
         cells = max(1, min(lattice.cell_count // wanted, 3 * target.l2_bytes // 4 // each))
+        if kernel.sums:
+            cells = max(-(-lattice.cell_count // SUM_ROWS), _SUM_TASK // lattice.element_count, 1)
         blocks = -(-lattice.cell_count // cells)
     else:
         run, least = lattice.run.extent, _NARROWEST // kernel.src.itemsize
@@ -48,7 +52,7 @@ def of_cells(make: type[Cut], kernel: Kernel, target: Target) -> Iterator[Cut]:
         cells = min(run, _WIDEST, max(least, run * outer // wanted))
         blocks = outer * -(-run // cells)
     _, size, pieces = chunking(lattice, width)
-    is_split = blocks < target.threads and kernel.open_axis is None
+    is_split = blocks < target.threads and kernel.open_axis is None and not kernel.sums
     parts = max(1, min(wanted // blocks, -(-pieces // size))) if is_split else 1
     elements = lattice.element_count * len(lattice.starts) * (1 if lattice.is_along else cells)
     is_alone = parts == 1 and not folded
@@ -139,7 +143,9 @@ def segments(lattice: Lattice) -> int:
 def can_stream(kernel: Kernel, lattice: Lattice, target: Target) -> bool:
     """Whether dst is written in long runs, or in whole cache lines if the first begins one."""
     dst, line = lattice.tensors.index("dst"), line_elements(kernel.dst.itemsize)
-    if lattice.run.steps[dst] != 1 or lattice.is_reduced or kernel.parts or kernel.open_axis is not None:
+    if lattice.run.steps[dst] != 1 or lattice.is_reduced or kernel.parts or kernel.sums:
+        return False
+    if kernel.open_axis is not None:
         return False
     kept = lattice.cells if lattice.is_along else lattice.outer_cells
     around = [axis.steps[dst] for axis in (*lattice.outer_elements, *kept)]

@@ -16,6 +16,7 @@ from fuseplan.backends.cpu.loops import line_elements, share
 from fuseplan.backends.cpu.templates.reduction_loops import Cut, Loops, Offsets, Unit, rounded
 from fuseplan.backends.cpu.templates.reduction_spots import Known, Pass, Spot, Spots
 from fuseplan.backends.cpu.templates.reduction_states import F64, State, States
+from fuseplan.backends.cpu.templates.reduction_sums import ColumnSums, sum_bytes
 from fuseplan.backends.cpu.templates.reduction_terms import keeps_elements, kept_part
 from fuseplan.backends.lattice import KEPT, Lattice
 from fuseplan.kernels.emit import Source
@@ -37,7 +38,9 @@ class ReductionWriter:
         has_room = keeps_x or kept is not None
         if has_room:
             self.lattice = self.lattice.keeping()
-        self.frame = Frame(cut, kernel, target, workspace=has_room or not cut.is_alone)
+        tasks = -(-self.lattice.cell_count // cut.cells)
+        summed = sum_bytes(kernel, tasks)
+        self.frame = Frame(cut, kernel, target, workspace=has_room or bool(summed) or not cut.is_alone)
         self.b, self.lanes = self.frame.body, self.frame.lanes
         count, block = None, None
         if kernel.open_axis is not None:  # of which the lattice counts a representative's
@@ -47,7 +50,8 @@ class ReductionWriter:
         self.loops = Loops(self.b, self.lattice, cut, line, count, block)
         room = rounded(self.lattice.element_count, self.lanes) * WORD if has_room else 0
         self._own = room  # the elements or terms of one cell
-        terms = self.b.at(self.frame.pointer("workspace"), self.frame.thread * room, "i8") if room else None
+        own = self.frame.thread * room + summed
+        terms = self.b.at(self.frame.pointer("workspace"), own, "i8") if room else None
         self.spots = Spots(self.frame, kernel, self.loops, terms)
         self.uneven = [each.key for each in kernel.operands if each.key in self.lattice.uneven]
         self.spots.add_local(self.uneven)
@@ -62,6 +66,10 @@ class ReductionWriter:
         self.last = Pass(self.spots, (*before, *(ends or kernel.epilogue)), {}, source=source)
         self.results = self.spots.formulas((), (), *(each.expression for each in kernel.results))
         self._lay_out()
+        self.sums = None
+        if summed:
+            self._shared = summed
+            self.sums = ColumnSums(self.frame, kernel, self.spots, tasks, keeps_x=keeps_x)
 
     # ---- phases
 
@@ -76,11 +84,15 @@ class ReductionWriter:
     def _whole(self) -> None:
         """A task goes through its data as often as it must: once from memory, if a cache holds it."""
         with self.frame.tasks(self.loops.blocks()) as task:
+            if self.sums:
+                self.sums.begin(task)
             with self.loops.units(task) as unit:
                 self._unit(unit)
             if self.cut.stream:
                 # Stores past the caches are seen before the task counts as finished.
                 self.b.line("fence seq_cst")
+        if self.sums:
+            self.sums.finish()
 
     def _unit(self, unit: Unit) -> None:
         """All passes over a unit's data."""
@@ -209,9 +221,13 @@ class ReductionWriter:
     def _write(self, unit: Unit, part: Index) -> None:
         """The elements of a part of dst."""
         shared = self.last.prepared(unit)
+        if self.sums:
+            self.sums.prepare(unit)
 
         def write(places: Sequence[Offsets], count: int, at: Index, stream: bool) -> None:
             known = self.last.known(unit, shared, at, count)
+            if self.sums:
+                self.sums.add(unit, places, count, at)
             for each in places:
                 self._store(self.spots.in_parts(unit, each, count, at), known, stream=stream)
 

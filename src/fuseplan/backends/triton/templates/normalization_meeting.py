@@ -86,7 +86,7 @@ class Meeting:
         for place, name in enumerate(found):
             at = total([room, as_index(place * size), member * each, lane])
             text.line(f"tl.store({at}, {name})")
-        self._wait(met)
+        self.wait(met)
         members = text.index(text.name("members"), arange(power_of_two(self.programs)))
         has_member = text.mask(text.name("has_member"), members < self.programs)
         axis = DOWN if self.channels else ""
@@ -103,7 +103,12 @@ class Meeting:
         self.text.line("met += 1")
         return Index("met", 1)
 
-    def _wait(self, met: Index) -> None:
+    def meet(self) -> None:
+        """Goes on when all programs of the group have come here."""
+        self.wait(self._number())
+
+    def wait(self, met: Index) -> None:
+        """Goes on when all have arrived at that meeting."""
         text, want = self.text, met * self.programs
         text.line("tl.debug_barrier()", f'tl.atomic_add({self.counter}, 1, sem="release", scope="gpu")')
         with text.block(f'while tl.atomic_add({self.counter}, 0, sem="acquire", scope="gpu") < {want}'):

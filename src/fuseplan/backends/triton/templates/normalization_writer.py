@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from fuseplan.backends.triton import dialect
 from fuseplan.backends.triton.elementwise import Place, argument
-from fuseplan.backends.triton.index import Index, as_index, ceil_div, number
-from fuseplan.backends.triton.resources import PARTITIONS, REGISTERS
+from fuseplan.backends.triton.index import Index, as_index, number
+from fuseplan.backends.triton.resources import together
 from fuseplan.backends.triton.shell import Writer, programs_of
 from fuseplan.backends.triton.templates.normalization_meeting import Meeting
 from fuseplan.backends.triton.templates.normalization_reader import ONCE, Reader
@@ -17,8 +17,6 @@ from fuseplan.backends.triton.templates.normalization_tiles import Knobs, Tile
 from fuseplan.kernels.emit import Slot
 from fuseplan.kernels.kernel import Kernel, Stage
 from fuseplan.kernels.target import Target
-
-MOST = 255  # registers of a thread
 
 
 class NormalizationWriter(Writer):
@@ -53,18 +51,10 @@ class NormalizationWriter(Writer):
         self.programs = programs_of(kernel, self.cut.count, self.cut.width, knobs.programs, most)
 
     def _options(self) -> Iterator[tuple[str, int]]:
-        """A program that meets others must run beside them: its registers are limited to its share."""
-        warps, resident = self.knobs.warps, self.knobs.resident
-        yield "num_warps", warps
+        yield "num_warps", self.knobs.warps
         yield "num_stages", 1
-        if not self.meeting.is_needed:
-            return
-        yield "cooperative", 1
-        most = REGISTERS // (warps * 32 * resident)
-        if self.target.name.startswith("gfx"):
-            yield "waves_per_eu", ceil_div(warps * resident, PARTITIONS)
-        elif most < MOST:
-            yield "maxnreg", most
+        if self.meeting.is_needed:
+            yield from together(self.target, self.knobs.warps, self.knobs.resident)
 
     def write_body(self) -> None:
         text, knobs = self.text, self.knobs

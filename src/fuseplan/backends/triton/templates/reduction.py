@@ -28,7 +28,10 @@ THREADS = 1024  # of a program, at most
 LANES = 32  # cells side by side in a tile, at least, where src's innermost axis is kept
 CELLS = 64  # of a tile, at most, or `LANES`
 GROUPS = COUNTER_BYTES // 4  # that may meet
+MERGED = 16  # programs whose states a warp merges
 CANDIDATES = 26
+RESIDENT, AHEAD = (1, 2, 3, 4, 6, 8), (0, 3, 4)  # of kernels with sums over all cells
+MOST_ROWS, CUT_ROWS = 8, (1, 2, 4, 8)  # of a tile there; of one that has not all elements of a cell
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,9 @@ class GpuReduction(ReductionKnobs):
         programs: programs that share the elements of a tile's cells, and meet to merge their states.
         warps: warps of a program.
         lanes: in a loop over blocks, each lane has a state of its own.
+        resident: of a kernel with sums over all cells, programs of a processor, which go through all tiles;
+            0: a program, or `programs`, for each tile.
+        ahead: tiles that are read at a time meanwhile; 0: one.
     """
 
     name: ClassVar[str] = "reduction"
@@ -58,6 +64,7 @@ class GpuReduction(ReductionKnobs):
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
         yield claim(kernel.has_cells and not isinstance(kernel.centre, Summary), Reason.NO_REDUCTION)
         yield block_claim(kernel)
+        yield from _run_claims(kernel)
         if not isinstance(accuracy, str):
             least = min(each.error_bound(kernel) for each in cls._made(kernel, target))
             yield accuracy_claim(least, accuracy)
@@ -72,6 +79,9 @@ class GpuReduction(ReductionKnobs):
     @classmethod
     def _made(cls, kernel: Kernel, target: Target) -> Iterator[GpuReduction]:
         """Tiles that fit into the registers, with as many programs for each as fill the GPU."""
+        if kernel.sums:
+            yield from cls._summing(kernel, target)
+            return
         lattice = Lattice(kernel)
         count, cells = lattice.element_count, lattice.cell_count
         side = 1 if lattice.is_along else min(LANES, power_of_two(lattice.run.extent))
@@ -80,15 +90,34 @@ class GpuReduction(ReductionKnobs):
             threads = warps * target.warp
             elements = max(1, min(power_of_two(count), threads * each // side))
             rows = min(power_of_two(cells), max(side, min(most, threads * each // elements)))
-            if threads > THREADS or not cost.fits(kernel, lattice, threads, rows * elements):
+            fits = cost.fits(kernel, lattice, threads, rows * elements)
+            if threads > THREADS or not fits or elements < lattice.inner_extent:
                 continue
             groups, blocks = ceil_div(cells, rows), ceil_div(count, elements)
             # Of an open axis, a launch may have any number of groups: no counters for all of them.
             may_meet = groups <= GROUPS and kernel.open_axis is None
-            shared = min(target.processors // groups, blocks) if may_meet else 1
+            # ptxas spilled 31 KB of a single warp that merged the states of 32 programs.
+            shared = min(target.processors // groups, blocks, MERGED * warps) if may_meet else 1
             for programs in {1, 1 << max(0, shared.bit_length() - 1)}:
                 for lanes in _ways(kernel, lattice, warps, each) if programs < blocks else (False,):
                     yield cls(rows, elements, programs, warps, lanes)
+
+    @classmethod
+    def _summing(cls, kernel: Kernel, target: Target) -> Iterator[GpuReduction]:
+        """Tiles of programs that go through all of them with sums of their own."""
+        lattice = Lattice(kernel)
+        count, cells = power_of_two(lattice.element_count), power_of_two(lattice.cell_count)
+        for warps, each, resident, ahead in product(WARPS, HELD, RESIDENT, AHEAD):
+            tile = warps * target.warp * each
+            is_cut = tile < count
+            if warps * target.warp > THREADS or (is_cut and (ahead or each > LOOPED)):
+                continue
+            for each_time in CUT_ROWS if is_cut else (tile // count,):
+                rows = min(cells, MOST_ROWS, each_time)
+                elements = min(count, tile // rows)
+                made = cls(rows, elements, 1, warps, is_cut and lattice.is_along, resident, ahead)
+                if cost.fits_beside(kernel, target, made):
+                    yield made
 
     def traffic(self, kernel: Kernel, target: Target) -> Traffic:
         """Every pass counts as a read, although a cache may serve it."""
@@ -112,7 +141,16 @@ class GpuReduction(ReductionKnobs):
         return 2 * (added + 2) * unit_roundoff(kernel) + functions
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
-        return ReductionWriter(self, kernel, self.text).source()
+        return ReductionWriter(self, kernel, target, self.text).source()
+
+
+def _run_claims(kernel: Kernel) -> Iterator[Claim]:
+    """Runs that have statistics are as many elements as an axis of a tile may have, side by side."""
+    if kernel.has_cells and not isinstance(kernel.centre, Summary):
+        lattice = Lattice(kernel)
+        each = lattice.inner_extent
+        is_even = each == power_of_two(max(1, each)) and lattice.is_along
+        yield claim(not each or is_even, Reason.RUNS, got=f"blocks of {each}")
 
 
 def _ways(kernel: Kernel, lattice: Lattice, warps: int, each: int) -> Iterator[bool]:
@@ -120,8 +158,8 @@ def _ways(kernel: Kernel, lattice: Lattice, warps: int, each: int) -> Iterator[b
 
     Lanes that choose between places take more registers than there are: 7 KB were spilled.
     """
-    if cost.chooses_places(kernel):
-        yield False
+    if lattice.inner or cost.chooses_places(kernel):
+        yield bool(lattice.inner)
     elif warps >= LOOPING and each <= LOOPED:
         yield True
         if lattice.is_along and each == LOOPED:

@@ -39,6 +39,8 @@ class ReductionKnobs(GpuTemplate):
     programs: int
     warps: int
     lanes: bool = False
+    resident: int = 0
+    ahead: int = 0
 
 
 def write_pairs(text: Text, parts: Iterable[Part]) -> None:

@@ -13,28 +13,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import reduce
 
-from fuseplan.backends.lattice import Axis, Lattice
+from fuseplan.backends.lattice import Lattice
 from fuseplan.backends.triton import dialect
-from fuseplan.backends.triton.elementwise import argument, load_src
+from fuseplan.backends.triton.elementwise import argument
 from fuseplan.backends.triton.index import (
     ALL,
     WIDE,
     Index,
-    Mask,
     arange,
     as_index,
     ceil_div,
     counted,
-    offset,
 )
-from fuseplan.backends.triton.shell import Writer, of_launch, programs_of
+from fuseplan.backends.triton.shell import of_launch, programs_of
 from fuseplan.backends.triton.storage import Storage, named
 from fuseplan.backends.triton.templates.normalization_meeting import Meeting
+from fuseplan.backends.triton.templates.reduction_places import Place, PlacedWriter, hinted
+from fuseplan.backends.triton.templates.reduction_sums import ColumnSums, shared_columns
 from fuseplan.backends.triton.templates.reduction_tiles import (
     JOINED,
     VECTOR,
     Functions,
-    Leaves,
     ReductionKnobs,
     State,
     Tile,
@@ -44,27 +43,19 @@ from fuseplan.backends.triton.templates.reduction_tiles import (
 )
 from fuseplan.kernels.emit import Slot
 from fuseplan.kernels.kernel import Kernel, Stage
-from fuseplan.language.parts import part_of
-from fuseplan.language.reduction import INDEX, Part, Statistic
+from fuseplan.kernels.target import Target
+from fuseplan.language.reduction import Part, Statistic
 from fuseplan.scalar import Scalar, const, fold, leaves_of
 
 ONE = const(1)
 
 
-def hinted(policy: str) -> str:
-    """The argument of a load that tells the second cache what to keep.
-
-    Of 8192 rows of 32,768 elements that are read twice, RMS norm took 359 us in the place of 380 on an H100.
-    """
-    return f', eviction_policy="{policy}"'
-
-
-class ReductionWriter(Writer):
+class ReductionWriter(PlacedWriter):
     """Writes one kernel."""
 
     entry = "reduction"
 
-    def __init__(self, knobs: ReductionKnobs, kernel: Kernel, title: str) -> None:
+    def __init__(self, knobs: ReductionKnobs, kernel: Kernel, target: Target, title: str) -> None:
         super().__init__(kernel, title)
         self.knobs, self.lattice = knobs, Lattice(kernel)
         self.compute = named(kernel.compute_dtype, "tl")
@@ -74,27 +65,32 @@ class ReductionWriter(Writer):
         self.cells = of_launch(kernel, self.lattice.cell_count)
         self.groups = ceil_div(self.cells, knobs.cells)
         vector = VECTOR // kernel.src.itemsize if self.lattice.is_along else 1
-        self.tile = (knobs.elements // vector, vector) if knobs.lanes else (knobs.elements,)
+        vector, in_lanes = self.lattice.inner_extent or vector, knobs.lanes or bool(self.lattice.inner)
+        self.tile = (knobs.elements // vector, vector) if in_lanes else (knobs.elements,)
         none = ", None" * (len(self.tile) - 1)
         self.down, self.across = f"[:, None{none}]", f"[None, :{', :' * (len(self.tile) - 1)}]"
         self.reads_again = not self.lattice.is_reduced and knobs.programs < self.blocks
         reach = max(kernel.src.span, kernel.dst.span) + knobs.cells * knobs.elements
         self.is_wide = self.is_open or reach >= WIDE
         most = max((len(each.parts) for each in kernel.statistics), default=0)
-        self.meeting = Meeting(
-            self.text, knobs.programs, int(self.groups.high), knobs.cells, most, self.compute, repeats=False
-        )
+        meets = knobs.programs, int(self.groups.high), knobs.cells, most, self.compute
+        self.meeting = Meeting(self.text, *meets, repeats=False)
+        self.sums = ColumnSums(self.text, knobs, kernel, target, int(self.groups.high), self.compute)
+        self.fixed: Place | None = None  # where the elements lie, of programs that go through all tiles
         formulas = [stage.expression for stage in (*kernel.prologue, *kernel.epilogue)]
-        formulas += [part.term for each in kernel.statistics for part in each.parts]
-        formulas += [each.expression for each in kernel.results]
+        formulas += [part.term for each in (*kernel.statistics, *self.lattice.inner) for part in each.parts]
+        formulas += [each.expression for each in (*kernel.results, *kernel.sums)]
         used = frozenset().union(*map(leaves_of, formulas))
         parameters = [key for key in kernel.parameters if key in used]
+        self.of_cells = [each for each in kernel.results if each not in self.lattice.of_runs]
         self.indices = {each.key for each in kernel.indices}
         self.known = {key: argument(Slot("parameter", key)) for key in parameters}
-        self.workspace_bytes = self.meeting.workspace_bytes
-        together = (("cooperative", 1),) * self.meeting.is_needed
-        self.options = (("num_warps", knobs.warps), ("num_stages", 1), *together)
+        self.workspace_bytes = self.meeting.workspace_bytes + self.sums.workspace_bytes
+        beside = self.sums.options if kernel.sums else [("cooperative", 1)] * self.meeting.is_needed
+        self.options = (("num_warps", knobs.warps), ("num_stages", 1), *beside)
         self.programs = programs_of(kernel, self.lattice.cell_count, knobs.cells, knobs.programs)
+        if kernel.sums:
+            self.programs = self.sums.programs
         self.tensors = (
             Slot("src"),
             *(Slot("operand", each.key) for each in kernel.operands),
@@ -104,9 +100,32 @@ class ReductionWriter(Writer):
         )
 
     def write_body(self) -> None:
-        write_pairs(self.text, (part for each in self.kernel.statistics for part in each.parts))
-        text, knobs = self.text, self.knobs
+        listed = (*self.kernel.statistics, *self.lattice.inner)
+        write_pairs(self.text, (part for each in listed for part in each.parts))
+        if self.kernel.sums:
+            self._write_all()
+            return
         self.member, group = self.meeting.begin(self.groups)
+        self._write_group(group)
+        self.meeting.end()
+
+    def _write_all(self) -> None:
+        """A program goes through its share of all tiles, and sums of all are made when all have."""
+        self.member, self.has_cell = as_index(0), ALL
+        self.at_cell = dict.fromkeys(self.lattice.tensors, as_index(0))
+        along, exists = self._place(as_index(0))
+        self.sums.begin({each.key: along[each.key] for each in self.kernel.sums}, exists)
+        if self.blocks == 1:
+            self.fixed = along, exists
+            for key in shared_columns(self.kernel, self.lattice):
+                self.known[key] = self._made(along, exists).leaves[key]
+        with self.sums.tiles() as group:
+            self._write_group(group)
+        self.sums.end()
+
+    def _write_group(self, group: Index) -> None:
+        """All passes over a tile of cells."""
+        text, knobs = self.text, self.knobs
         cell = group.wide(self.is_wide) * knobs.cells + arange(knobs.cells)
         self.cell = text.index("cell", cell)
         self.has_cell = text.mask("has_cell", self.cell < self.cells).at(self.down)
@@ -120,85 +139,16 @@ class ReductionWriter(Writer):
             self._write_cells()
         else:
             self._write(held)
-        self.meeting.end()
 
-    # ---- places
-
-    def _steps(self, stem: str, axes: Sequence[Axis], index: Index, at: str) -> dict[str, Index]:
-        """Offsets along cells or elements in each tensor; equal ones have one name."""
-        found: dict[tuple[tuple[int, int], ...], Index] = {}
-        made: dict[str, Index] = {}
-        for place, name in enumerate(self.lattice.tensors):
-            listed = tuple((axis.extent, axis.steps[place]) for axis in axes)
-            if not any(step for _, step in listed):
-                made[name] = as_index(0)
-                continue
-            if listed not in found:
-                word = f"{stem}_in_{name.partition('(')[0]}" if found else f"{stem}_at"
-                found[listed] = self.text.index(self.text.name(word), offset(index, listed)).at(at)
-            made[name] = found[listed]
-        return made
-
-    def _where(self, leaf: str, along: Mapping[str, Index], tile: Mask, part: int) -> tuple[Index, Mask]:
-        """The offset of a tensor's elements in the tile, and which of them exist."""
-        name = part_of(leaf)[0]
-        down, across = self.at_cell[name], along.get(name, as_index(0))
-        start = self.lattice.starts[part][self.lattice.tensors.index(name)] + self.lattice.start(leaf, part)
-        exists = self.has_cell if down.constant is None else ALL
-        return down + across + start, self.text.both(exists & tile) if across.constant is None else exists
+    # ---- formulas
 
     def _tiles(self, block: Index, *, keeps: bool) -> list[Tile]:
         """The elements of a block behind the prologue, by parts; `keeps`: values with names are written."""
-        text, knobs = self.text, self.knobs
-        element = block * knobs.elements + self._columns().wide(self.is_wide)
-        element = text.index(text.name("element"), element)
-        exists = text.mask(text.name("has_element"), element < self.lattice.element_count).at(self.across)
-        along = self._steps("element", self.lattice.elements, element, self.across)
+        along, exists = self.fixed or self._place(block)
         tiles = [self._made(along, exists, part) for part in range(len(self.lattice.starts))]
         for tile in tiles:
             tile.leaves["x"] = tile.leaves["src"]
         return self._behind(self.kernel.prologue, tiles, keeps=keeps)
-
-    def _columns(self) -> Index:
-        """The elements of a tile."""
-        if not self.knobs.lanes:
-            return arange(self.knobs.elements)
-        vector = self.tile[-1]
-        lane = f"tl.arange(0, {self.tile[0]})[:, None]"
-        text = f"({lane} * {vector} + tl.arange(0, {vector})[None, :])" if vector > 1 else lane
-        return Index(text, 0, self.knobs.elements - 1, is_vector=True)
-
-    def _made(self, along: Mapping[str, Index], exists: Mask, part: int = 0) -> Tile:
-        def load(leaf: str) -> str:
-            name, (where, mask) = part_of(leaf)[0], self._where(leaf, along, exists, part)
-            if name == INDEX:
-                return self.text.let("index", f"({where}).to({self.compute})")
-            if name in self.indices:
-                return self.text.let("index", str(where.widened(where.constant is not None)))
-            slot = Slot(name) if name == "src" else Slot("operand", name)
-            return self._loaded(name, argument(slot), where, mask)
-
-        return Tile(along, exists, part, Leaves(load, self.known))
-
-    def _loaded(self, name: str, pointer: str, where: Index, mask: Mask) -> str:
-        is_src = name == "src"
-        dtype = self.kernel.src.dtype
-        if not is_src:
-            operand = self.kernel.operand(name)
-            dtype = self.kernel.compute_dtype if operand.packed else operand.dtype
-        if is_src and where.constant is not None:
-            zeros = f"tl.zeros({(self.knobs.cells, *self.tile)}, tl.int32)"
-            where = Index(f"{zeros} + {where}" if where.constant else zeros)
-        address = pointer if where.constant == 0 else f"{pointer} + {where}"
-        is_row = is_src and self.kernel.lookup
-        loaded = (
-            load_src(self.text, self.kernel, where, mask.guard())
-            if is_row
-            else self.text.let(name, f"tl.load({address}{mask.guard()}{self.hint if is_src else ''})")
-        )
-        return self.storage.widen(dtype, loaded, name)
-
-    # ---- formulas
 
     def _value(
         self, formula: Scalar, leaves: Mapping[str, str], like: str, table: Functions | None = None
@@ -250,7 +200,8 @@ class ReductionWriter(Writer):
     def _state(self, statistic: Statistic, held: list[Tile] | None) -> State:
         """The state of a program's elements: names of columns with a row for each cell."""
         if held:
-            return self._joined(statistic, held, {})
+            own = self._joined(statistic, held, {})
+            return self._merged(statistic, own, 1, "[:, :, None]") if len(self.tile) > 1 else own
         text, shape = self.text, (self.knobs.cells, *self.tile[:-1], 1)
         state: State = {}
         for part in statistic.parts:
@@ -260,7 +211,7 @@ class ReductionWriter(Writer):
         with self._program_blocks() as block:
             made = self._joined(statistic, self._tiles(block, keeps=keeps), state)
             self.text.line(*(f"{name} = {made[part]}" for part, name in state.items()))
-        return self._merged(statistic, state, 1, "[:, :, None]") if self.knobs.lanes else state
+        return self._merged(statistic, state, 1, "[:, :, None]") if len(self.tile) > 1 else state
 
     def _merged(self, statistic: Statistic, states: State, axis: int, behind: str) -> State:
         """States along an axis as one."""
@@ -289,7 +240,12 @@ class ReductionWriter(Writer):
         """One part of the state of a tile's elements."""
         count = self._count(tile)
         if count and (part.join, part.term) == ("add", ONE):
-            return self.table["const"](count)
+            number = self.table["const"](count)
+            is_merged = self.meeting.is_needed or len(self.tile) > 1
+            if self.knobs.programs < self.blocks or not is_merged:
+                return number
+            shape = (self.knobs.cells, *self.tile[:-1], 1)
+            return self.text.let(name_of(part), f"tl.full({shape}, {number}, {self.compute})")
         tile.leaves.update(made)
         term = self._value(part.term, tile.leaves, tile.leaves["x"], table)
         exists = self.text.both(self.has_cell & tile.exists)
@@ -301,7 +257,7 @@ class ReductionWriter(Writer):
 
     def _count(self, tile: Tile) -> int:
         """How many elements a state of the tile has; 0 where only the GPU knows."""
-        if self.blocks == 1:
+        if self.blocks == 1 and len(self.tile) == 1:
             return self.lattice.element_count
         return 0 if tile.exists else self.tile[-1]
 
@@ -346,24 +302,47 @@ class ReductionWriter(Writer):
 
     def _write_results(self, tile: Tile) -> None:
         """The outputs that are made of statistics."""
-        for result in self.kernel.results:
+        for result in self.of_cells:
             value = self._value(result.expression, tile.leaves, self._of_cells)
             self._store(result.key, argument(Slot("result", result.key)), result.dtype, value, tile)
 
     def _write(self, held: list[Tile] | None) -> None:
         """All elements: those at hand, or read once more."""
-        with self.meeting.first() if self.kernel.results else nullcontext():
+        with self.meeting.first() if self.of_cells else nullcontext():
             self._write_results(self._made({}, ALL))
         self.text.line("# dst")
         self.hint = hinted("evict_first") if self.reads_again else ""
         if held:
-            self._finish(held)
+            self._finish(held, self.member)
             return
         with self._program_blocks() as block:
-            self._finish(self._tiles(block, keeps=True))
+            self._finish(self._tiles(block, keeps=True), block)
 
-    def _finish(self, tiles: list[Tile]) -> None:
+    def _of_runs(self, tile: Tile, block: Index) -> None:
+        """The numbers of the runs of a tile, leaves of all formulas behind, and the results that are such."""
+        for statistic in self.lattice.inner:
+            self.text.line(f"# {statistic.text}")
+            state = self._joined(statistic, [tile], {})
+            for name, formula in zip(statistic.names, statistic.numbers, strict=True):
+                tile.leaves[name] = fold(dialect.simplified(formula), state, self.table)
+        run = block * self.knobs.elements + (arange(self.tile[0]) * self.lattice.inner_extent).wide(
+            self.is_wide
+        )
+        run, at = self.text.index(self.text.name("run"), run), "[None, :, None]"
+        exists = self.text.mask(self.text.name("has_run"), run < self.lattice.element_count).at(at)
+        along = self._steps("run", self.lattice.elements, run, at)
+        for result in self.lattice.of_runs:
+            value = self._value(result.expression, tile.leaves, next(iter(state.values())))
+            where = Tile(along, exists, 0, tile.leaves)
+            self._store(result.key, argument(Slot("result", result.key)), result.dtype, value, where)
+
+    def _finish(self, tiles: list[Tile], block: Index) -> None:
         for tile in tiles:
             tile.leaves.update(self.known)
+            if self.lattice.inner:
+                self._of_runs(tile, block)
+            for each in self.kernel.sums:
+                term = self._value(each.expression, tile.leaves, tile.leaves["x"])
+                self.sums.add(each.key, term, self.has_cell, tile.along[each.key], tile.exists)
         for tile in self._behind(self.kernel.epilogue, tiles, keeps=True):
             self._store("dst", "dst", self.kernel.dst.dtype, tile.leaves["x"], tile)

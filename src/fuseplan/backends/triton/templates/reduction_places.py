@@ -1,0 +1,121 @@
+"""Where the tiles of kernels with statistics over any axes lie in each tensor, and their loads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from fuseplan.backends.lattice import Axis, Lattice
+from fuseplan.backends.triton.elementwise import argument, load_src
+from fuseplan.backends.triton.index import ALL, Index, Mask, arange, as_index, merged, offset
+from fuseplan.backends.triton.shell import Writer
+from fuseplan.backends.triton.storage import Storage
+from fuseplan.backends.triton.templates.reduction_tiles import Leaves, ReductionKnobs, Tile
+from fuseplan.kernels.emit import Slot
+from fuseplan.language.parts import part_of
+from fuseplan.language.reduction import INDEX
+
+Place = tuple[dict[str, Index], Mask]
+
+
+def hinted(policy: str) -> str:
+    """The argument of a load that tells the second cache what to keep.
+
+    Of 8192 rows of 32,768 elements that are read twice, RMS norm took 359 us in the place of 380 on an H100.
+    """
+    return f', eviction_policy="{policy}"'
+
+
+class PlacedWriter(Writer):
+    """A writer of tiles that have cells as rows and elements as columns.
+
+    Attributes:
+        lattice: the loops of all tensors.
+        tile: the elements of a tile: columns, or an axis of lanes and one of each lane's neighbours.
+        at_cell, has_cell: the cells' offsets in each tensor, and which of them exist.
+        known: values of leaves that are the same for all tiles.
+        hint: to the second cache, of loads of src.
+    """
+
+    knobs: ReductionKnobs
+    lattice: Lattice
+    storage: Storage
+    compute: str
+    tile: tuple[int, ...]
+    across: str
+    at_cell: dict[str, Index]
+    has_cell: Mask
+    known: dict[str, str]
+    indices: set[str]
+    is_wide: bool
+    hint: str = ""
+
+    def _steps(self, stem: str, axes: Sequence[Axis], index: Index, at: str) -> dict[str, Index]:
+        """Offsets along cells or elements in each tensor; equal ones have one name."""
+        found: dict[tuple[tuple[int, int], ...], Index] = {}
+        made: dict[str, Index] = {}
+        for place, name in enumerate(self.lattice.tensors):
+            listed = tuple((axis.extent, axis.steps[place]) for axis in axes)
+            listed = merged(listed) if self.lattice.inner else listed
+            if not any(step for _, step in listed):
+                made[name] = as_index(0)
+                continue
+            if listed not in found:
+                word = f"{stem}_in_{name.partition('(')[0]}" if found else f"{stem}_at"
+                found[listed] = self.text.index(self.text.name(word), offset(index, listed)).at(at)
+            made[name] = found[listed]
+        return made
+
+    def _where(self, leaf: str, along: Mapping[str, Index], tile: Mask, part: int) -> tuple[Index, Mask]:
+        """The offset of a tensor's elements in the tile, and which of them exist."""
+        name = part_of(leaf)[0]
+        down, across = self.at_cell[name], along.get(name, as_index(0))
+        start = self.lattice.starts[part][self.lattice.tensors.index(name)] + self.lattice.start(leaf, part)
+        exists = self.has_cell if down.constant is None else ALL
+        return down + across + start, self.text.both(exists & tile) if across.constant is None else exists
+
+    def _place(self, block: Index) -> Place:
+        """Where the elements of a block lie along each tensor, and which there are."""
+        text = self.text
+        element = block * self.knobs.elements + self._columns().wide(self.is_wide)
+        element = text.index(text.name("element"), element)
+        exists = text.mask(text.name("has_element"), element < self.lattice.element_count).at(self.across)
+        return self._steps("element", self.lattice.elements, element, self.across), exists
+
+    def _columns(self) -> Index:
+        """The elements of a tile."""
+        if len(self.tile) == 1:
+            return arange(self.knobs.elements)
+        vector = self.tile[-1]
+        lane = f"tl.arange(0, {self.tile[0]})[:, None]"
+        text = f"({lane} * {vector} + tl.arange(0, {vector})[None, :])" if vector > 1 else lane
+        return Index(text, 0, self.knobs.elements - 1, is_vector=True)
+
+    def _made(self, along: Mapping[str, Index], exists: Mask, part: int = 0) -> Tile:
+        def load(leaf: str) -> str:
+            name, (where, mask) = part_of(leaf)[0], self._where(leaf, along, exists, part)
+            if name == INDEX:
+                return self.text.let("index", f"({where}).to({self.compute})")
+            if name in self.indices:
+                return self.text.let("index", str(where.widened(where.constant is not None)))
+            slot = Slot(name) if name == "src" else Slot("operand", name)
+            return self._loaded(name, argument(slot), where, mask)
+
+        return Tile(along, exists, part, Leaves(load, self.known))
+
+    def _loaded(self, name: str, pointer: str, where: Index, mask: Mask) -> str:
+        is_src = name == "src"
+        dtype = self.kernel.src.dtype
+        if not is_src:
+            operand = self.kernel.operand(name)
+            dtype = self.kernel.compute_dtype if operand.packed else operand.dtype
+        if is_src and where.constant is not None:
+            zeros = f"tl.zeros({(self.knobs.cells, *self.tile)}, tl.int32)"
+            where = Index(f"{zeros} + {where}" if where.constant else zeros)
+        address = pointer if where.constant == 0 else f"{pointer} + {where}"
+        is_row = is_src and self.kernel.lookup
+        loaded = (
+            load_src(self.text, self.kernel, where, mask.guard())
+            if is_row
+            else self.text.let(name, f"tl.load({address}{mask.guard()}{self.hint if is_src else ''})")
+        )
+        return self.storage.widen(dtype, loaded, name)
