@@ -95,6 +95,12 @@ ODD = (
     "f32[1x2x100x16, bhsd] -> attention_gradient(keys=130, window=39, offset=30)",
     "bf16[2x2x165x80, bshd of bhsd] -> attention_gradient(softcap=30)",
     "f16[1x2x150x32, bhsd] -> attention_gradient(by=key, mask_axes=st)",
+    "f16[1x4x256x64, bhsd] -> attention_gradient(by=key, keys=300, key_heads=2)",
+    "bf16[2x4x200x64, bhsd] -> attention_gradient(softcap=5, is_causal=True, by=key)",
+    "f16[2x3x170x128, bhsd] -> attention_gradient(keys=300, offset=140, window=90, by=key)",
+    "bf16[1x2x333x96, bshd of bhsd] -> attention_gradient(keys=200, features=40)",
+    "f16[2x4x300x64, bhsd] -> attention_gradient(key_heads=2, is_causal=True, offset=20)",
+    "bf16[3x2x192x32, bhsd] -> attention_gradient(by=key, is_causal=True, key_heads=1)",
 )
 
 

@@ -7,6 +7,7 @@ without masks; those at the edges of a band, of a length and at the end have the
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from math import log, log2
 
 from fuseplan.backends.attending import Heads
@@ -149,15 +150,20 @@ class Scores(Writer):
         is_whole = limit.constant is not None and self.heads.others % self.keys == 0
         return ALL if is_whole else condition(f"({key} < {limit})")
 
-    def hide(self, key: Index, has_key: Mask, begin: Index, end: Index) -> None:
+    def hide(self, key: Index, has_key: Mask, begin: Index, end: Index, start: Index | None = None) -> None:
         """Masks the block from `start` on, where some query does not see all of it."""
-        text, ns = self.text, self.namespace
+        text, ns, is_first = self.text, self.namespace, start is not None
         hidden = has_key.at(ACROSS) & self._band(key)
         if not hidden:
             return
-        edges = [f"start + {self.keys} > {end.atom}"]
-        edges += [f"start < {begin.atom}"] if self.heads.back else []
-        with text.block(f"if {' or '.join(edges)}"):
+        start = Index("start", 0, self.heads.others) if start is None else start
+        behind = start + self.keys
+        edges = [f"{behind} > {end.atom}"] if not is_first or behind.high > end.low else []
+        edges += [f"{start} < {begin.atom}"] if self.heads.back else []
+        if not edges:
+            return
+        is_certain = is_first and behind.low > end.high
+        with nullcontext() if is_certain else text.block(f"if {' or '.join(edges)}"):
             text.line(f"scores = {ns}.where({hidden}, scores, {NOTHING})")
 
     def _band(self, key: Index) -> Mask:

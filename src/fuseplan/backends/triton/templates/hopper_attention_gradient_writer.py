@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from fuseplan.backends.attending import SIDES
 from fuseplan.backends.triton.elementwise import Place, argument
-from fuseplan.backends.triton.index import ACROSS, ALL, DOWN, Index, as_index, number
+from fuseplan.backends.triton.index import ACROSS, ALL, DOWN, Index, ceil_div, number
 from fuseplan.backends.triton.storage import named
 from fuseplan.backends.triton.template import GpuTemplate
 from fuseplan.backends.triton.templates.hopper_attention_rows import OWN, HopperRows, Lots
@@ -87,7 +87,7 @@ class HopperGradientWriter(HopperRows):
             Slot("dst", map=self.mapped("dst", OWN)),
             *(Slot("result", each.key, self.mapped(each.key, OWN)) for each in kernel.results),
         )
-        held = [f"{name}_{what}" for name in RINGS for what in ("own", "ring")]
+        held = [*(f"{role}_own" for role in own), *(f"{role}_ring" for role in across)]
         held += [*BARRIERS, *(["order"] if self.knobs.in_turn else [])]
         held += [f"{each}_ring" for each in self.told]
         self.names = ", ".join([*self.arguments, *held])
@@ -123,7 +123,7 @@ class HopperGradientWriter(HopperRows):
                 other = f"gl.arange(0, {self.keys}, layout=told_layout)"
                 row = Index("start", 0, self.heads.others) + Index(other, 0, self.keys - 1, is_vector=True)
                 row = text.index("other", row)
-                self.load_told(head, row, row < self.heads.others)
+                self.load_told(head, row, text.mask("has_other", row < self.heads.others))
             self._copy(head)
             with text.block(f"if start{' + member' if through > 1 else ''} == {self.low}"):
                 for group in range(self.knobs.groups):
@@ -145,8 +145,8 @@ class HopperGradientWriter(HopperRows):
             f"ready = own_full.index({group})",
             f"mbarrier.expect(ready, {OWN * width * HALF})",
         )
-        for name, role in self.own.items():
-            text.line(f"tma.async_load({self._argument(role)}, [{at}], ready, {name}_own.index({group}))")
+        for role in self.own.values():
+            text.line(f"tma.async_load({self._argument(role)}, [{at}], ready, {role}_own.index({group}))")
 
     def _copy(self, head: Index) -> None:
         """A block of both rings."""
@@ -155,8 +155,8 @@ class HopperGradientWriter(HopperRows):
             "ready = full.index(stage)",
             f"mbarrier.expect(ready, {self.keys * sum(self.widths.values()) * HALF})",
         )
-        for name, role in self.across.items():
-            at, into = f"{self.batch}, {head}, start, 0", f"{name}_ring.index(stage)"
+        for role in self.across.values():
+            at, into = f"{self.batch}, {head}, start, 0", f"{role}_ring.index(stage)"
             self.text.line(f"tma.async_load({self._argument(role)}, [{at}], ready, {into})")
 
     # ---- the groups that multiply
@@ -172,7 +172,7 @@ class HopperGradientWriter(HopperRows):
             if is_key:
                 text.line(f"value_layout: gl.constexpr = {accumulator(lots.features)}")
                 text.line("weight_layout: gl.constexpr = gl.DotOperandLayout(0, value_layout, 2)")
-            text.line(*(f"{name} = {self._tile(name, 'own', 'team', OWN)}" for name in RINGS))
+            text.line(*(f"{self.own[name]}_tile = {self._tile(name, 'own', 'team', OWN)}" for name in RINGS))
             text.line("turn_phase = 0", "stage = 0", "phase = 0")
             if self.knobs.in_turn:
                 text.line("mine = 1 if team == 0 else 0")
@@ -180,7 +180,8 @@ class HopperGradientWriter(HopperRows):
                 row = self.rows_at(number("team", self.knobs.groups)) + self.vector(OWN, 1)
                 self.query = text.index("row", row)
                 if not is_key:
-                    self.load_told(self.head, self.query, self.query < self.heads.rows)
+                    exists = text.mask("has_row", self.query < self.heads.rows)
+                    self.load_told(self.head, self.query, exists)
                     self.write_base()
                 sums = (("made", lots.size, "layout"), ("value_made", lots.features, "value_layout"))
                 text.line(f"none = gl.zeros([{OWN}, {self.keys}], gl.float32, layout=score_layout)")
@@ -192,21 +193,24 @@ class HopperGradientWriter(HopperRows):
             text.line("tma.store_wait(pendings=0)")
 
     def _tile(self, name: str, of: str, at: str, rows: int) -> str:
-        return f"{name}_{of}.index({at}).reshape([{rows}, {self.widths[name]}])"
+        role = (self.own if of == "own" else self.across)[name]
+        return f"{role}_{of}.index({at}).reshape([{rows}, {self.widths[name]}])"
 
     def _blocks(self) -> None:
         """Blocks, of the heads that read the same keys one after another."""
         text, low, high, keys, through = self.text, self.low, self.high, self.keys, self.heads.through
         done = int(self.knobs.lagging)
         if done:
-            text.line(f"start = {low}")
             self._block(is_first=True)
         if through == 1:
             loop, steps = f"for start in range({low + keys * done}, {high}, {keys})", []
         else:
-            text.line(f"span = ({high} - {low} + {keys - 1}) // {keys}")
-            steps = [f"start = {low} + step % span * {keys}"]
-            loop = f"for step in range({done}, span * {through})"
+            whole = f"{high} + {keys - 1}" if low.constant == 0 else f"{high} - {low} + {keys - 1}"
+            is_known = high.constant is not None and low.constant is not None
+            span = str(ceil_div(int(high.high - low.low), keys)) if is_known else "span"
+            text.line(*([] if is_known else [f"span = ({whole}) // {keys}"]))
+            steps = [f"start = {number(f'step % {span}', self.heads.others) * keys + low}"]
+            loop = f"for step in range({done}, {int(span) * through if is_known else f'span * {through}'})"
         with text.block(loop):
             text.line(*steps)
             self._block(is_first=not done)
@@ -240,7 +244,8 @@ class HopperGradientWriter(HopperRows):
         if in_turn:
             text.line(f"mbarrier.arrive(order.index((team + 1) % {self.knobs.groups}))")
         self._end(1 if is_first else 2, "scores")
-        self._weigh()
+        others, behind = self.heads.others, self.low.low + self.keys * lagging
+        self._weigh(self.low if is_first and lagging else Index("start", min(behind, others), others))
         if self.is_key:
             # It takes the weights: their exponentials stand in front of the waits behind it.
             tile = self._tile("second", "ring", "stage", self.keys)
@@ -271,7 +276,8 @@ class HopperGradientWriter(HopperRows):
         """The products of the tile's rows with a block's."""
         tile = self._tile(name, "ring", "stage", self.keys)
         self.text.line(
-            f"{made} = warpgroup_mma({name}, {tile}.permute((1, 0)), none, use_acc=False, is_async=True)"
+            f"{made} = warpgroup_mma({self.own[name]}_tile, {tile}.permute((1, 0)), none, use_acc=False, "
+            "is_async=True)"
         )
 
     def _told(self, name: str) -> str:
@@ -280,7 +286,7 @@ class HopperGradientWriter(HopperRows):
             return f"{name}{DOWN}"
         return f"{name}_ring.index(stage).load(gl.SliceLayout(0, score_layout)){ACROSS}"
 
-    def _weigh(self) -> None:
+    def _weigh(self, start: Index) -> None:
         """Weights of the scores, and the steepness of a bounded one in them, as a factor of the slopes."""
         text, made = self.text, self.made
         if made.softcap:
@@ -288,9 +294,10 @@ class HopperGradientWriter(HopperRows):
             text.line(f"steepness = {steepness}")
         self.scale()
         # No row is behind the others' end where these are queries: the sums told of such are infinite.
-        key = Index("start", 0, self.heads.others) + self.vector(self.keys, 0)
-        exists = ALL if self.is_key else self.has_key(key, as_index(self.heads.others))
-        self.hide(key, exists, self.begin, self.end)
+        key = start + self.vector(self.keys, 0)
+        is_whole = self.is_key or self.heads.others % self.keys == 0
+        exists = ALL if is_whole else key < self.heads.others
+        self.hide(key, exists, self.begin, self.end, start)
         scaled = "" if self.factor == 1.0 else f" * {self.factor!r}"
         text.line(f"weights = gl.exp2(scores{scaled} - {self._told('base')})")
         if self.is_key:
@@ -322,9 +329,11 @@ class HopperGradientWriter(HopperRows):
             stored["second"] = argument(Slot("result", each.key)), made
         at = f"{self.batch}, {self.head}, {self.rows_at(number('team', self.knobs.groups))}, 0"
         text.line("gl.barrier()")
-        text.line(*(f"{name}.store({made})" for name, (_, made) in stored.items()), "fence_async_shared()")
+        for name, (_, made) in stored.items():
+            text.line(f"{self.own[name]}_tile.store({made})")
+        text.line("fence_async_shared()")
         for name, (tensor, _) in stored.items():
-            text.line(f"tma.async_store({tensor}, [{at}], {name}_own.index(team))")
+            text.line(f"tma.async_store({tensor}, [{at}], {self.own[name]}_own.index(team))")
         text.line("tma.store_wait(pendings=0)", "mbarrier.arrive(own_empty.index(team))")
 
     # ---- the kernel
@@ -333,8 +342,9 @@ class HopperGradientWriter(HopperRows):
         """The tiles of the groups, the rings, and the barriers between the warps."""
         text, groups = self.text, self.knobs.groups
         for name in RINGS:
-            ring(text, f"{name}_own", self._argument(self.own[name]), groups)
-            ring(text, f"{name}_ring", self._argument(self.across[name]), self.knobs.stages)
+            own, across = self.own[name], self.across[name]
+            ring(text, f"{own}_own", self._argument(own), groups)
+            ring(text, f"{across}_ring", self._argument(across), self.knobs.stages)
         counted(text, "full", self.knobs.stages, 2 if self.is_key else 1)
         counted(text, "empty", self.knobs.stages, groups)
         for name in BARRIERS[2:]:

@@ -168,7 +168,9 @@ class HopperRows(Scores):
             # The middle one of an odd number of tiles is in no pair.
             pair = f"gl.where({short} == {lots.lots - 1}, 1, 2)" if self.tiles % 2 else "2"
             with text.block(f"for turn in range(0, {pair})"):
-                both = f"{self.tiles - 1} - {short.atom}", str(short)
+                known = short.constant
+                long = f"{self.tiles - 1} - {short.atom}" if known is None else str(self.tiles - 1 - known)
+                both = long, str(short)
                 first, second = both[::-1] if lots.is_rising else both
                 tile = number(f"gl.where(turn == 0, {first}, {second})", self.tiles)
                 self._place(tile, place // lots.lots)
