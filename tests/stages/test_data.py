@@ -139,7 +139,8 @@ def test_the_meaning_on_torch_tensors_is_that_on_arrays(kind: type[Op]) -> None:
         plan = FusionPlan(text, op)
         arrays = random_arrays(plan, 3)
         out, results = evaluated(plan, arrays)
-        dtypes = {"src": plan.src.dtype} | {each.key: each.dtype for each in (*plan.operands, *plan.results)}
+        dtypes = {"src": plan.src.dtype} | {each.key: each.dtype for each in plan.operands}
+        dtypes |= {each.key: each.dtype for each in plan.results}
         tensors = {
             key: torch.from_numpy(array.view(dtype_of(dtypes[key]).array)).view(torch_dtype(dtypes[key]))
             for key, array in arrays.items()

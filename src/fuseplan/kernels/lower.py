@@ -198,8 +198,7 @@ def _normalization(
     kernel = replace(_kernel(steps, before, (centre, *after)), centre=made)
     if centres(after) or any(step.op.has_parts for step in steps):
         return _over_axes(kernel, steps, centre)
-    is_first = not steps[0].index  # there is no contraction in front of them
-    in_blocks = is_first and _have_blocks(steps) and not op.sums(centre.leaves, centre.src)
+    in_blocks = not steps[0].index and _have_blocks(steps) and not op.sums(centre.leaves, centre.src)
     if op.per == "row" and in_blocks and _are_rows(steps):
         return _in_rows(kernel, steps)
     if op.per not in ("channel", "activation"):

@@ -58,7 +58,7 @@ def eager_calls(
     if is_training(plan):
         held = [as_taken(plan, tensors, keys, layout) for tensors in copies]
         return [training_call(plan, each, peer, compiler) for each in held]
-    from fuseplan.measure.torch_functions import saved
+    from fuseplan.measure.torch_row_gradients import saved
     from fuseplan.measure.torch_stages import Stages
 
     first, *others = copies

@@ -18,6 +18,7 @@ from fuseplan.language.declarations import aligned, lined_up
 from fuseplan.language.dtypes import dtype_of
 from fuseplan.measure.layers import CannotRunError, Layer, is_usual, refuse
 from fuseplan.measure.spaces import torch_dtype
+from fuseplan.measure.torch_row_gradients import STATISTICS, layer_norm_backward, rms_norm_backward
 from fuseplan.op import Op
 from fuseplan.ops.activation import ACTIVATIONS, Gelu
 from fuseplan.ops.dynamic import LEAST
@@ -47,8 +48,6 @@ BACKWARD: Mapping[str, Callable[..., Tensor]] = {
     "gelu": lambda dy, x, _: aten.gelu_backward(dy, x),
 }
 
-# What torch's forward pass leaves for the backward pass of an operator, beside its input.
-STATISTICS = {"layer_norm_backward": ("mean", "inverse"), "rms_norm_backward": ("inverse",)}
 ATTENTION = ("is_causal", "keys", "key_heads", "features", "scale")  # attributes that torch has
 
 
@@ -78,17 +77,6 @@ def stage_of(layer: Layer, peer: str = "torch") -> Stage:
         return made
 
     return stage
-
-
-def saved(layer: Layer, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The statistics that a backward pass reads, by their keys."""
-    if layer.name not in STATISTICS or "epsilon" not in layer.parameters:
-        return {}
-    key, epsilon = layer.keys["input"], layer.parameters["epsilon"]
-    made = [(tensors[key].float().square().mean(-1, keepdim=True) + epsilon).rsqrt()]
-    if layer.name == "layer_norm_backward":
-        _, *made = torch.native_layer_norm(tensors[key], tensors[key].shape[-1:], None, None, epsilon)
-    return dict(zip((f"{key}_{name}" for name in STATISTICS[layer.name]), made, strict=True))
 
 
 def activation_of(op: Op) -> Callable[[Tensor], Tensor] | None:
@@ -254,34 +242,6 @@ def _cross_entropy_backward(layer: Layer) -> Call:
     return call
 
 
-def _layer_norm_backward(layer: Layer) -> Call:
-    more = bool(layer.step.results)
-
-    def call(x: Tensor, mean: Tensor, inverse: Tensor, **given: Tensor) -> Any:
-        each, scale = (*x.shape[:-1], 1), given.get("scale")
-        of = (x, given["input"], x.shape[-1:], mean.reshape(each), inverse.reshape(each), scale)
-        made = aten.native_layer_norm_backward(*of, scale if more else None, [True, more, more])
-        return made if more else made[0]
-
-    return call
-
-
-def _rms_norm_backward(layer: Layer) -> Call:
-    """The kernel of torch's own backward pass; for a CPU it has none, and its autograd takes this formula."""
-    more = bool(layer.step.results)
-
-    def call(x: Tensor, inverse: Tensor, **given: Tensor) -> Any:
-        at, scale, inverse = given["input"], given.get("scale"), inverse.reshape(*x.shape[:-1], 1)
-        if x.is_cuda:
-            made = aten._fused_rms_norm_backward(x, at, x.shape[-1:], inverse, scale, [True, more])
-            return made if more else made[0]
-        normal, behind = at.float() * inverse, (x if scale is None else x * scale).float()
-        dx = (inverse * (behind - normal * (behind * normal).mean(-1, keepdim=True))).to(x.dtype)
-        return (dx, (x.float() * normal).flatten(0, -2).sum(0)) if more else dx
-
-    return call
-
-
 def _glu(layer: Layer) -> Call:
     op: Any = layer.step.op
     axis, activation, is_paired = op.split(layer.step.src).axis, _known(op.activation), op.interleaved
@@ -386,8 +346,8 @@ FUNCTIONS: Mapping[str, Callable[[Layer], Call]] = {
     "dynamic_quantize": _dynamic_quantize,
     "cross_entropy": _cross_entropy,
     "cross_entropy_backward": _cross_entropy_backward,
-    "layer_norm_backward": _layer_norm_backward,
-    "rms_norm_backward": _rms_norm_backward,
+    "layer_norm_backward": layer_norm_backward,
+    "rms_norm_backward": rms_norm_backward,
     "glu": _glu,
     "glu_backward": _glu_backward,
     "rotary": _rotary,
