@@ -1,4 +1,4 @@
-"""What PyTorch calls for gradients of row norms, and the statistics that its forward passes leave for them."""
+"""What PyTorch calls for gradients of row norms, and what its forward passes leave for them."""
 
 from __future__ import annotations
 
