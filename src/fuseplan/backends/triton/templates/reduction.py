@@ -116,7 +116,8 @@ class GpuReduction(ReductionKnobs):
                 rows = min(cells, MOST_ROWS, each_time)
                 elements = min(count, tile // rows)
                 made = cls(rows, elements, 1, warps, is_cut and lattice.is_along, resident, ahead)
-                if cost.fits_beside(kernel, target, made):
+                is_least = (rows, warps, each, resident, ahead) == (1, LOOPING, HELD[0], 1, 0)
+                if is_least or cost.fits_beside(kernel, target, made):
                     yield made
 
     def traffic(self, kernel: Kernel, target: Target) -> Traffic:
@@ -150,7 +151,8 @@ def _run_claims(kernel: Kernel) -> Iterator[Claim]:
         lattice = Lattice(kernel)
         each = lattice.inner_extent
         is_even = each == power_of_two(max(1, each)) and lattice.is_along
-        yield claim(not each or is_even, Reason.RUNS, got=f"blocks of {each}")
+        told = f"blocks of {each}" if each else None
+        yield claim(not each or is_even, Reason.RUNS, got=told, operator=lattice.inner_step)
 
 
 def _ways(kernel: Kernel, lattice: Lattice, warps: int, each: int) -> Iterator[bool]:

@@ -72,7 +72,7 @@ def fits_beside(kernel: Kernel, target: Target, knobs: ReductionKnobs) -> bool:
     shared = len(shared_columns(kernel, lattice))
     is_held = knobs.elements >= lattice.element_count
     beside = (len(kernel.sums) + shared * (1 - READ)) * each if is_held else 0
-    needed = registers(kernel, lattice, each) + beside + OF_CELL[is_held] * knobs.cells
+    needed = registers(kernel, lattice, each) + beside + OF_CELL[is_held] * min(knobs.cells, each)
     ahead = max(0, knobs.ahead - 1) * knobs.cells * knobs.elements * _repeated_bytes(kernel, lattice)
     room = min(MOST, REGISTERS // (threads * knobs.resident))
     fits_there = threads * knobs.resident <= THREADS and needed <= room
