@@ -253,12 +253,10 @@ def _cross_entropy_backward(layer: Layer) -> Call:
 
 
 def _layer_norm_backward(layer: Layer) -> Call:
-    gives = layer.attributes["gradients"]
-
     def call(x: Tensor, mean: Tensor, inverse: Tensor, **given: Tensor) -> Any:
-        scale, wanted, shape = given.get("scale"), [True, gives, gives], x.shape[-1:]
-        behind = (scale, scale if gives else None)
-        made = aten.native_layer_norm_backward(x, given["input"], shape, mean, inverse, *behind, wanted)
+        gives, scale = layer.attributes["gradients"], given.get("scale")
+        behind = (scale, scale if gives else None, [True, gives, gives])
+        made = aten.native_layer_norm_backward(x, given["input"], x.shape[-1:], mean, inverse, *behind)
         return made if gives else made[0]
 
     return call
@@ -266,17 +264,15 @@ def _layer_norm_backward(layer: Layer) -> Call:
 
 def _rms_norm_backward(layer: Layer) -> Call:
     """The kernel of torch's own backward pass; for a CPU it has none, and its autograd takes this formula."""
-    gives = layer.attributes["gradients"]
 
     def call(x: Tensor, inverse: Tensor, **given: Tensor) -> Any:
-        at, scale = given["input"], given.get("scale")
+        at, scale, gives = given["input"], given.get("scale"), layer.attributes["gradients"]
         if x.is_cuda:
             made = aten._fused_rms_norm_backward(x, at, x.shape[-1:], inverse, scale, [True, gives])
             return made if gives else made[0]
         normal, behind = at.float() * inverse, (x if scale is None else x * scale).float()
         of_src = (inverse * (behind - normal * (behind * normal).mean(-1, keepdim=True))).to(x.dtype)
-        rows = tuple(range(x.ndim - 1))
-        return (of_src, (x.float() * normal).sum(rows)) if gives else of_src
+        return (of_src, (x.float() * normal).flatten(0, -2).sum(0)) if gives else of_src
 
     return call
 

@@ -31,6 +31,7 @@ GROUPS = COUNTER_BYTES // 4  # that may meet
 MERGED = 16  # programs whose states a warp merges
 CANDIDATES = 26
 RESIDENT, AHEAD = (1, 2, 3, 4, 6, 8), (0, 3, 4)  # of kernels with sums over all cells
+ALONE = 512  # elements of a row that is a tile by itself there
 MOST_ROWS, CUT_ROWS = 16, (1, 2, 4, 8)  # of a tile there; of one that has not all elements of a cell
 
 
@@ -112,7 +113,7 @@ class GpuReduction(ReductionKnobs):
             is_cut = tile < count
             if warps * target.warp > THREADS or (is_cut and (ahead or each > LOOPED)):
                 continue
-            for each_time in CUT_ROWS if is_cut else (tile // count,):
+            for each_time in CUT_ROWS if is_cut else (tile // count if count < ALONE else 1,):
                 rows = min(cells, MOST_ROWS, each_time)
                 elements = min(count, tile // rows)
                 made = cls(rows, elements, 1, warps, is_cut and lattice.is_along, resident, ahead)
