@@ -85,8 +85,8 @@ class Lattice:
         self.is_reduced = not reads_elements and all(kernel.dst.shape[place] == 1 for place in made.over)
         self.inner = made.inner
         self.inner_extent = prod(kernel.src.shape[axis] for axis in made.inner_over) if made.inner else 0
-        steps = (stage.step for stage in kernel.epilogue if made.run_names & leaves_of(stage.expression))
-        self.inner_step = next(steps, None)
+        behind = (stage.step for stage in kernel.epilogue if made.run_names & leaves_of(stage.expression))
+        self.inner_step = next(behind, None)
         self.of_runs = tuple(each for each in kernel.results if made.run_names & leaves_of(each.expression))
         self.fold, self.uneven, self.cell_steps = 1, frozenset[str](), (0,) * len(self.tensors)
         if folded:
