@@ -32,6 +32,7 @@ ROWS = tomllib.loads((Path(__file__).parent / "refusals.toml").read_text())["ref
 SPLITS = (
     Reason.SEVERAL_CONTRACTIONS,
     Reason.SEVERAL_NORMALIZATIONS,
+    Reason.RUNS,
     Reason.CONTRACTION_AND_NORMALIZATION,
     Reason.RESULT_AGAIN,
     Reason.BESIDE_SUMMARY,
@@ -91,7 +92,7 @@ def follow(plan: FusionPlan, refusal: Refusal, target: str, accuracy: Any) -> It
     elif refusal.reason is Reason.STRIDED_PROLOGUE:
         words = LAYOUTS[plan.src.rank] if plan.src.has_channel_names else (plan.src.names,)
         yield from (decide(laid_out(plan, each), target) for each in words)
-    elif refusal.reason is Reason.UNNAMED_DST or refusal.reason is Reason.SCATTERED_ROWS:
+    elif refusal.reason in (Reason.UNNAMED_DST, Reason.SCATTERED_ROWS, Reason.SUMMED_ROWS):
         yield decide(laid_out(plan, plan.src.names), target)
     elif refusal.reason in (Reason.ATTENTION_DTYPE, Reason.HEAD_SIZE):
         yield decide(plan, "cpu:avx2", template="attention")

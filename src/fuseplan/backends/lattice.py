@@ -50,8 +50,8 @@ class Lattice:
         starts: elements from a place to that of each part, in each tensor; one row without parts.
         is_along: src's innermost axis is a reduced one, and lanes lie along it.
         is_reduced: dst has one element for each cell.
-        inner, inner_extent, of_runs: the statistics of runs of a cell's elements, the elements of a run; 0
-            without them; the outputs that are made of their numbers.
+        inner, inner_extent, inner_step, of_runs: the statistics of runs of a cell's elements, the elements of
+            a run, or 0, the step that has them, and the outputs that are made of their numbers.
         fold: columns that belong to one cell.
         uneven: the tensors with one element for all columns of a cell.
         cell_steps: a step to the next cell of a run of columns, in each tensor.
@@ -85,6 +85,8 @@ class Lattice:
         self.is_reduced = not reads_elements and all(kernel.dst.shape[place] == 1 for place in made.over)
         self.inner = made.inner
         self.inner_extent = prod(kernel.src.shape[axis] for axis in made.inner_over) if made.inner else 0
+        behind = (stage.step for stage in kernel.epilogue if made.run_names & leaves_of(stage.expression))
+        self.inner_step = next(behind, None)
         self.of_runs = tuple(each for each in kernel.results if made.run_names & leaves_of(each.expression))
         self.fold, self.uneven, self.cell_steps = 1, frozenset[str](), (0,) * len(self.tensors)
         if folded:

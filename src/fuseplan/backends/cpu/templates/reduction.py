@@ -58,7 +58,8 @@ class Reduction(Cut):
         lattice = Lattice(kernel)
         is_outer = lattice.is_along or (kernel.has_cells and bool(lattice.outer_cells))
         yield claim(kernel.open_axis is None or is_outer, Reason.KNOWN_EXTENTS, operator=kernel.centre_step)
-        yield claim(not lattice.inner, Reason.RUNS, got=f"blocks of {lattice.inner_extent}")
+        told = f"blocks of {lattice.inner_extent}" if lattice.inner else None
+        yield claim(not lattice.inner, Reason.RUNS, got=told, operator=lattice.inner_step)
         is_row = lattice.is_along and lattice.run.extent == lattice.element_count
         told = None if is_row or not kernel.sums else str(kernel.src)
         yield claim(told is None, Reason.SUMMED_ROWS, got=told, operator=kernel.centre_step)

@@ -31,7 +31,8 @@ GROUPS = COUNTER_BYTES // 4  # that may meet
 MERGED = 16  # programs whose states a warp merges
 CANDIDATES = 26
 RESIDENT, AHEAD = (1, 2, 3, 4, 6, 8), (0, 3, 4)  # of kernels with sums over all cells
-MOST_ROWS, CUT_ROWS = 8, (1, 2, 4, 8)  # of a tile there; of one that has not all elements of a cell
+ALONE = 512  # elements of a row that is a tile by itself there
+MOST_ROWS, CUT_ROWS = 16, (1, 2, 4, 8)  # of a tile there; of one that has not all elements of a cell
 
 
 @dataclass(frozen=True)
@@ -112,11 +113,12 @@ class GpuReduction(ReductionKnobs):
             is_cut = tile < count
             if warps * target.warp > THREADS or (is_cut and (ahead or each > LOOPED)):
                 continue
-            for each_time in CUT_ROWS if is_cut else (tile // count,):
+            for each_time in CUT_ROWS if is_cut else (tile // count if count < ALONE else 1,):
                 rows = min(cells, MOST_ROWS, each_time)
                 elements = min(count, tile // rows)
                 made = cls(rows, elements, 1, warps, is_cut and lattice.is_along, resident, ahead)
-                if cost.fits_beside(kernel, target, made):
+                is_least = (rows, warps, each, resident, ahead) == (1, LOOPING, HELD[0], 1, 0)
+                if is_least or cost.fits_beside(kernel, target, made):
                     yield made
 
     def traffic(self, kernel: Kernel, target: Target) -> Traffic:
@@ -150,7 +152,8 @@ def _run_claims(kernel: Kernel) -> Iterator[Claim]:
         lattice = Lattice(kernel)
         each = lattice.inner_extent
         is_even = each == power_of_two(max(1, each)) and lattice.is_along
-        yield claim(not each or is_even, Reason.RUNS, got=f"blocks of {each}")
+        told = f"blocks of {each}" if each else None
+        yield claim(not each or is_even, Reason.RUNS, got=told, operator=lattice.inner_step)
 
 
 def _ways(kernel: Kernel, lattice: Lattice, warps: int, each: int) -> Iterator[bool]:

@@ -44,6 +44,7 @@ JOIN, JOINED = 0.016e-6, 0.0103e-6  # for warps to join a number; and for each w
 ISSUE, ISSUED = 0.00286e-6, 0.0106e-6  # of a processor: for an element of each of a warp's threads; a number
 CACHED, MET = 0.4, 1.67  # of a byte's time, through the second cache; of what programs leave there
 POWER = 3.66  # of the norm of these times
+APART = 1.3  # of the time where statistics of runs are in another pass than those of rows
 OF_CELL = (12, 20)  # registers for the numbers of a cell beside the sums; of one whose elements are held
 OWN_BYTES, SHARED_BYTES = 3 << 10, 220 << 10  # shared memory of a program without tiles; of a processor
 
@@ -72,7 +73,7 @@ def fits_beside(kernel: Kernel, target: Target, knobs: ReductionKnobs) -> bool:
     shared = len(shared_columns(kernel, lattice))
     is_held = knobs.elements >= lattice.element_count
     beside = (len(kernel.sums) + shared * (1 - READ)) * each if is_held else 0
-    needed = registers(kernel, lattice, each) + beside + OF_CELL[is_held] * knobs.cells
+    needed = registers(kernel, lattice, each) + beside + OF_CELL[is_held] * min(knobs.cells, each)
     ahead = max(0, knobs.ahead - 1) * knobs.cells * knobs.elements * _repeated_bytes(kernel, lattice)
     room = min(MOST, REGISTERS // (threads * knobs.resident))
     fits_there = threads * knobs.resident <= THREADS and needed <= room
@@ -139,6 +140,8 @@ def seconds(kernel: Kernel, target: Target, knobs: ReductionKnobs) -> float:
     memory = (kernel.minimum_bytes + elements * repeated * again) / model.rates(target).memory
     waves = max(1.0, groups * knobs.programs / places)
     chain = _chain(kernel, lattice, knobs, each)
+    if lattice.inner and knobs.elements < lattice.element_count:
+        chain, memory = chain * APART, memory * APART
     return model.LAUNCH_SECONDS + sqrt(hypot(memory**2, (waves * chain) ** 2)) + chain / 2
 
 

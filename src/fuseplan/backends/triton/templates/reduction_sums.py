@@ -8,7 +8,7 @@ run.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from fuseplan.backends.lattice import Lattice
 from fuseplan.backends.triton.elementwise import argument
@@ -142,7 +142,8 @@ class ColumnSums:
             f"for slice in range({self.program}, {slices * len(self.kernel.sums)}, {self.programs})"
         ):
             for place in range(len(self.kernel.sums)):
-                with text.block(f"if slice // {slices} == {place}"):
+                is_one = len(self.kernel.sums) == 1
+                with nullcontext() if is_one else text.block(f"if slice // {slices} == {place}"):
                     self._add_rows(place, width, slices)
         meeting.end()
 
@@ -155,8 +156,8 @@ class ColumnSums:
         )
         has_column = text.mask(text.name("has_column"), column < self.columns)
         total = text.let("all", f"tl.zeros(({rows}, {width}), {self.compute})")
-        with text.block(f"for first in range(0, {self.programs}, {rows})"):
-            row = text.index(text.name("member"), number("first", self.programs) + arange(rows))
+        with text.block(f"for start in range(0, {self.programs}, {rows})"):
+            row = text.index(text.name("member"), number("start", self.programs) + arange(rows))
             has_row = text.mask(text.name("has_member"), row < self.programs)
             at = (row.wide() * count + place).at(DOWN) * self.columns + column.at(ACROSS)
             guard = (has_row.at(DOWN) & has_column.at(ACROSS)).guard()
