@@ -6,6 +6,7 @@
 - `recorded`: results, read again; `shapes`: MIOpen's published figures.
 - `demo`: the main job in one command.
 - `crossbuild`: compiles all GPU templates for any GPU, and judges the result.
+- `filled`: fills the caches of compilers for suites on a GPU.
 - `commands`: the commands `demo` and `crossbuild`.
 - `report`: charts, and the pages that are made from results.
 """
