@@ -91,8 +91,8 @@ def test_transposed_convolutions_are_onnx_runtimes(attributes: dict[str, Any]) -
     (made,), (want,) = ours.run(None, given), peer(proto, given)
     np.testing.assert_allclose(made, want, rtol=2e-5, atol=2e-5 * np.abs(want).max())
     told = ours.report()
-    assert told.launches.libraries == {"onnxruntime": 1}
-    assert [(row.code, row.cases) for row in told.left] == [("not-in-table", {"ConvTranspose": ("up",)})]
+    assert not told.launches.libraries
+    assert not told.left
 
 
 def test_a_large_weight_may_be_turned(monkeypatch: pytest.MonkeyPatch) -> None:

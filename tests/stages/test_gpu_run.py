@@ -147,7 +147,8 @@ def test_a_launch_on_tensors_that_stay_is_one_call_on_its_stream(gpu: Machine, t
 def test_a_launch_on_tensors_that_stay_keeps_packed_operands(gpu: Machine, tensors: Tensors) -> None:
     src, given = split(tensors)
     bound = fuseplan.compile(PLAN, "cuda").bind(**given)
-    held, launch = weakref.ref(bound), bound.launcher(src, torch.empty(4, 64))
+    out = torch.empty(4, 64)  # which the caller keeps
+    held, launch = weakref.ref(bound), bound.launcher(src, out)
     del bound
     gc.collect()
     assert held() is not None

@@ -28,6 +28,7 @@ ALGORITHMS = {
     "grouped": (DIRECT,),
     "grouped_planes": (DIRECT,),
     "winograd": (WINOGRAD,),
+    "amx": (IMPLICIT_GEMM,),
     "product": (GEMM, IMPLICIT_GEMM),
     "hopper": (IMPLICIT_GEMM,),
     "interpreted": (DIRECT,),
