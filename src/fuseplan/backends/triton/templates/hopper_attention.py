@@ -8,7 +8,6 @@ from itertools import product
 from typing import ClassVar
 
 from fuseplan.backends.triton import model
-from fuseplan.backends.triton.index import ceil_div
 from fuseplan.backends.triton.templates.attention import GpuAttention
 from fuseplan.backends.triton.templates.hopper_attention_rows import limits
 from fuseplan.backends.triton.templates.hopper_attention_writer import (
@@ -85,19 +84,11 @@ class HopperAttention(HopperAttentionKnobs):
         return AttentionLots(self, kernel, target)
 
     def seconds(self, kernel: Kernel, target: Target) -> float:
-        made, lots = kernel.attention, self.lots(kernel, target)
+        lots = self.lots(kernel, target)
         pairs = lots.rows * self.keys
         products = 2 * pairs * (lots.size + lots.features) / FLOPS_A_SECOND
         block = products + SHOWN[self.in_turn] * pairs / EXPONENTIALS + TURN * self.in_turn
-        spans = [made.seen(tile * lots.rows, lots.rows) for tile in range(lots.tiles)]
-        steps = [max(1, ceil_div(end - begin, self.keys)) for begin, end in spans]
-        beside = TILE_SECONDS[self.persistent]
-        head, heads = sum(steps) * block + lots.tiles * beside, made.batch * made.heads
-        if self.persistent:
-            inside = ceil_div(heads * lots.lots, target.processors) * head / lots.lots
-        else:  # the last tiles fill up the processors, but for half of one
-            longest = max(steps) * block + beside
-            inside = max(longest, heads * head / target.processors + head / lots.tiles / 2)
+        inside = lots.seconds(block, TILE_SECONDS[self.persistent], target.processors)
         moved = model.seconds(target, self.traffic(kernel, target))
         return round(max(inside + model.LAUNCH_SECONDS, moved), 9)
 

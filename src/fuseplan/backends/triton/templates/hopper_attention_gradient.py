@@ -8,7 +8,6 @@ from itertools import product
 from typing import ClassVar
 
 from fuseplan.backends.triton import model
-from fuseplan.backends.triton.index import ceil_div
 from fuseplan.backends.triton.templates.attention_gradient import GpuAttentionGradient
 from fuseplan.backends.triton.templates.hopper_attention_gradient_writer import (
     GradientLots,
@@ -110,16 +109,7 @@ class HopperAttentionGradient(HopperGradientKnobs):
         shown = SHOWN[by] if self.lagging else SHOWN_AT_ONCE
         block = 2 * pairs * each / FLOPS_A_SECOND + shown * pairs / EXPONENTIALS
         block *= TURNS[made.is_causal] if self.in_turn else 1.0
-        spans = [lots.met(tile * lots.rows, lots.rows) for tile in range(lots.tiles)]
-        through = lots.meeting.through
-        steps = [through * max(1, ceil_div(end - begin, self.keys)) for begin, end in spans]
-        beside = TILE_SECONDS[self.persistent]
-        head, heads = sum(steps) * block + lots.tiles * beside, lots.meeting.groups
-        if self.persistent:
-            inside = ceil_div(heads * lots.lots, target.processors) * head / lots.lots
-        else:  # the last tiles fill up the processors, but for half of one
-            longest = max(steps) * block + beside
-            inside = max(longest, heads * head / target.processors + head / lots.tiles / 2)
+        inside = lots.seconds(block, TILE_SECONDS[self.persistent], target.processors)
         moved = model.seconds(target, self.traffic(kernel, target))
         return round(max(inside + model.LAUNCH_SECONDS, moved), 9)
 

@@ -88,6 +88,7 @@ class Lots:
 
     def __init__(self, kernel: Kernel, groups: int, keys: int, is_persistent: bool, l2_bytes: int) -> None:
         self.made, self.meeting, self.groups, self.keys = kernel.attention, Heads.of(kernel, 0), groups, keys
+        self.is_persistent = is_persistent
         made, meeting = self.made, self.meeting
         self.rows, self.size, self.features = OWN * groups, padded(made.size), padded(made.features)
         self.tiles = ceil_div(meeting.rows, self.rows)
@@ -106,6 +107,16 @@ class Lots:
         low = max(0, place - meeting.back + 1) if meeting.back else 0
         high = min(meeting.others, place + count - 1 + meeting.front) if meeting.front else meeting.others
         return low, max(low, high)
+
+    def seconds(self, block: float, beside: float, processors: int) -> float:
+        """The time of all tiles, by that of a block and that of a tile besides its blocks."""
+        spans = [self.met(tile * self.rows, self.rows) for tile in range(self.tiles)]
+        steps = [self.meeting.through * max(1, ceil_div(end - begin, self.keys)) for begin, end in spans]
+        head, heads = sum(steps) * block + self.tiles * beside, self.meeting.groups
+        if self.is_persistent:
+            return ceil_div(heads * self.lots, processors) * head / self.lots
+        # The last tiles fill up the processors, but for half of one.
+        return max(max(steps) * block + beside, heads * head / processors + head / self.tiles / 2)
 
     @property
     def is_idle(self) -> bool:
