@@ -160,3 +160,25 @@ def test_sites_are_measured_on_the_values_of_the_call(rest: str, monkeypatch: py
     assert any(
         (each == module[0].weight.detach().numpy()).all() for each in seen.values() if each.shape == (4, 6)
     )
+
+
+class _Less(nn.Module):
+    """A product less a number a feature, which a plan computes with constants of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.less = nn.Linear(24, 40), nn.Parameter(torch.randn(40))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = (self.layer(x) - self.less).logsumexp(1, keepdim=True)
+        return made
+
+
+@pytest.mark.parametrize("rest", ["torch", "inductor"])
+def test_constants_of_plans_have_elements(rest: str) -> None:
+    torch.manual_seed(1)
+    module, src = _Less().eval(), torch.randn(7, 24)
+    with torch.no_grad():
+        compiled = _compiled(module, rest=rest)
+        torch.testing.assert_close(compiled(src), module(src))
+        assert _plans(lambda: compiled(src)) or rest == "inductor"  # there a call passes by the dispatcher

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -96,8 +96,7 @@ def fused(
     cut = _without(cut, Why.INDUCTOR, lambda site: not is_taken(site))
     if device.type == "cuda" and choose == "predicted":
         cut = _without(cut, Why.UNMEASURED, _is_slow_attention)
-    # A compiler's mode: tensors without elements cannot be measured. Where there is none, imports of it wait.
-    with _disable_current_modes() if torch._C._len_torch_dispatch_stack() else nullcontext():
+    with _without_modes():  # tensors without elements cannot be measured
         cut = chosen(cut, framework(module, found, device, inputs), choose, is_built)
     writer = _Writer(module, found.makers, device)
     for site in cut.sites:
@@ -113,6 +112,12 @@ def fused(
     module.graph.eliminate_dead_code()
     module.recompile()
     return Fusion(module, given.graph, cut)
+
+
+def _without_modes() -> AbstractContextManager[None]:
+    """No mode of a compiler's, whose tensors have no elements. Where there is none, imports of it wait."""
+    made: AbstractContextManager[None] = nullcontext()
+    return _disable_current_modes() if torch._C._len_torch_dispatch_stack() else made
 
 
 def _found(
@@ -317,7 +322,8 @@ class _Writer:
     def _constant(self, value: NDArray[Any]) -> fx.Node:
         name = f"constant_{len(self._constants)}"
         self._constants.append(name)
-        tensor = torch.from_numpy(np.ascontiguousarray(value)).to(self._device)
+        with _without_modes():  # the tensor has elements
+            tensor = torch.from_numpy(np.ascontiguousarray(value)).to(self._device)
         self._module.register_buffer(name, tensor, persistent=False)
         return self._graph.get_attr(name)
 

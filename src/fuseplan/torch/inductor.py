@@ -112,7 +112,8 @@ def _inner(
         output = next(iter(reversed(traced.graph.nodes)))
         places = [place for place, each in enumerate(output.args[0]) if isinstance(each, fx.Node)]
         output.meta["user_visible_output_idxs"] = places  # lie as torch's do: Inductor pads values of its own
-    made: Callable[..., Any] = compile_fx_inner(traced, list(inputs), is_inference=is_inference)
+    with patch.object(mode, "allow_non_fake_inputs", True):  # constants of plans have elements
+        made: Callable[..., Any] = compile_fx_inner(traced, list(inputs), is_inference=is_inference)
     return made
 
 
