@@ -162,7 +162,7 @@ def test_sites_are_measured_on_the_values_of_the_call(rest: str, monkeypatch: py
     )
 
 
-class _Less(nn.Module):
+class _Less(nn.Module):  # type: ignore[misc]
     """A product less a number a feature, which a plan computes with constants of its own."""
 
     def __init__(self) -> None:
