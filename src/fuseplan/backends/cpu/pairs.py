@@ -30,7 +30,7 @@ def fits(kernel: Kernel, target: Target) -> bool:
 def speed(target: Target) -> float:
     """Products by pairs a second over products of f32: AMD's processors do twice as many, Intel's half.
 
-    Measured on a Zen 4 and a Sapphire Rapids with many rows; with few, pairs read half of the weight's bytes.
+    Measured on a Zen 4 and a Xeon with many rows; with few, pairs read half of the bytes of the weight.
     """
     return 0.5 if {"+amx-tile", "-sse4a"} & set(target.features.split(",")) else 2.0
 
