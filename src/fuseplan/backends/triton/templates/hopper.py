@@ -14,9 +14,11 @@ from typing import ClassVar
 from fuseplan.backends.triton import model
 from fuseplan.backends.triton.index import ceil_div
 from fuseplan.backends.triton.template import GpuTemplate, weight_packing
+from fuseplan.backends.triton.templates import product_cost
 from fuseplan.backends.triton.templates.hopper_schedule import Knobs, Schedule
 from fuseplan.backends.triton.templates.hopper_tiles import (
     ALIGNED,
+    MAP_BYTES,
     MOST_AXES,
     MOST_STEP,
     Geometry,
@@ -25,9 +27,10 @@ from fuseplan.backends.triton.templates.hopper_tiles import (
 from fuseplan.backends.triton.templates.hopper_writer import HopperWriter
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel
-from fuseplan.kernels.packing import Packing
+from fuseplan.kernels.packing import Packing, Rounded
 from fuseplan.kernels.target import Target
 from fuseplan.kernels.template import Accuracy, Template, accuracy_claim, contraction_claims, layout_claims
+from fuseplan.kernels.transposed import by_features
 from fuseplan.messages.reasons import Claim, Reason, claim
 from fuseplan.scalar import calls
 
@@ -65,12 +68,16 @@ class Hopper(Knobs, GpuTemplate):
 
     @classmethod
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
-        yield from contraction_claims(kernel)
+        yield from contraction_claims(kernel, transposes=True)
+        joint = not kernel.contraction.is_transposed or Geometry(kernel).joint is not None
+        got = None if joint else kernel.contraction.text
+        yield claim(joint, Reason.TRANSPOSED, got=got, operator=kernel.centre_step)
         yield claim(target.name == "sm_90", Reason.NOT_HOPPER, got=str(target), want="sm_90")
         step, contraction = kernel.centre_step, kernel.contraction
         dtypes = dict.fromkeys((kernel.src.dtype, kernel.weight.dtype, kernel.dst.dtype))
+        is_rounded = dtypes.keys() == {"f32"} and contraction.precision == "tf32"
         is_half = len(dtypes) == 1 and kernel.src.dtype in ("f16", "bf16")
-        yield claim(is_half, Reason.NOT_HALF, got=" to ".join(dtypes), operator=step)
+        yield claim(is_half or is_rounded, Reason.NOT_HALF, got=" to ".join(dtypes), operator=step)
         first = kernel.prologue[0] if kernel.prologue else None
         at, text = (None, None) if first is None else (first.step, first.op_text)
         yield claim(first is None, Reason.PROLOGUE, got=text, operator=at)
@@ -82,18 +89,19 @@ class Hopper(Knobs, GpuTemplate):
         yield claim(drawn is None, Reason.DRAWN, got=text, operator=at)
         rank = kernel.src.rank
         yield claim(rank <= MOST_AXES, Reason.COPY_AXES, got=f"{rank} axes", operator=step)
-        last = _channels_last(kernel)
-        yield claim(last, Reason.CHANNELS_FIRST, got=str(kernel.src), operator=step)
-        sizes = {"channels": contraction.channels_per_group, "features": contraction.features}
-        odd = [f"{count} {name}" for name, count in sizes.items() if count % ALIGNED]
-        odd += [f"a stride of {stride} in src" for stride in strides_fit(kernel.src)]
-        want = f"multiples of {ALIGNED}"
-        yield claim(not odd, Reason.COPY_ALIGNMENT, got=next(iter(odd), None), want=want, operator=step)
-        steps = max(contraction.stride, default=1)
-        yield claim(steps <= MOST_STEP, Reason.COPY_STEP, got=f"stride={steps}", operator=step)
+        if is_half:
+            yield from _copy_claims(kernel)
+        elif not Geometry(kernel).scatters:
+            odd = contraction.features % (MAP_BYTES // kernel.dst.itemsize)
+            told, want = (
+                f"{contraction.features} features",
+                f"multiples of {MAP_BYTES // kernel.dst.itemsize}",
+            )
+            yield claim(not odd, Reason.COPY_ALIGNMENT, got=told, want=want, operator=step)
         found = next(choices(kernel, target), None) is not None
         yield claim(found, Reason.GROUP_TILES, got=f"groups={contraction.groups}", operator=step)
-        yield accuracy_claim(_bound(kernel), accuracy)
+        exact = is_rounded and accuracy == "strict"
+        yield accuracy_claim(_bound(kernel), product_cost.bound(kernel, "ieee") if exact else accuracy)
 
     @classmethod
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
@@ -106,7 +114,17 @@ class Hopper(Knobs, GpuTemplate):
         first = int(kernel.contraction.weight_per_batch)
         ordered = kernel.weight.axes
         axes = (*ordered[: first + 1], *ordered[first + 2 :], ordered[first + 1])
-        return weight_packing(kernel.weight, axes)
+        if kernel.src.dtype != "f32":
+            return weight_packing(kernel.weight, axes)
+        geometry = Geometry(kernel)
+        weight = replace(kernel.weight, shape=geometry.conv.weight_shape) if geometry.joint else kernel.weight
+        extents = (*(weight.shape[axis] for axis in axes[:-1]), geometry.packed_channels)
+        packed = weight_packing(weight, axes, extents, last=(Rounded(),))
+        return (
+            packed.behind(by_features(kernel.weight, kernel.contraction, last=False))
+            if geometry.joint
+            else packed
+        )
 
     def schedule(self, kernel: Kernel) -> Schedule:
         """What follows from the choice for a kernel."""
@@ -128,7 +146,21 @@ def _bound(kernel: Kernel) -> float:
 
     Tensor cores add with at least 23 fraction bits and cut what is below.
     """
-    return kernel.contraction.depth * 2.0**-23
+    return product_cost.bound(kernel, "native" if kernel.src.dtype != "f32" else "tf32")
+
+
+def _copy_claims(kernel: Kernel) -> Iterator[Claim]:
+    """The copy engine reads src and writes dst."""
+    step, contraction = kernel.centre_step, kernel.contraction
+    last = _channels_last(kernel)
+    yield claim(last, Reason.CHANNELS_FIRST, got=str(kernel.src), operator=step)
+    sizes = {"channels": contraction.channels_per_group, "features": contraction.features}
+    odd = [f"{count} {name}" for name, count in sizes.items() if count % ALIGNED]
+    odd += [f"a stride of {stride} in src" for stride in strides_fit(kernel.src)]
+    want = f"multiples of {ALIGNED}"
+    yield claim(not odd, Reason.COPY_ALIGNMENT, got=next(iter(odd), None), want=want, operator=step)
+    steps = max(contraction.stride, default=1)
+    yield claim(steps <= MOST_STEP, Reason.COPY_STEP, got=f"stride={steps}", operator=step)
 
 
 def _channels_last(kernel: Kernel) -> bool:
@@ -226,7 +258,7 @@ def _finishing(schedule: Schedule) -> float:
 
 def _widths(kernel: Kernel) -> tuple[int, ...]:
     """Features of a tile; of groups, a share without rest."""
-    features = kernel.contraction.features_per_group
+    features = Geometry(kernel).conv.features_per_group
     if kernel.contraction.groups > 1:
         return tuple(width for width in (16, 32, 64, 128, 256) if features % width == 0)
     return tuple(width for width in (32, 64, 128, 256) if width < 2 * max(features, 32))
@@ -235,10 +267,11 @@ def _widths(kernel: Kernel) -> tuple[int, ...]:
 def _depths(kernel: Kernel) -> tuple[int, ...]:
     """Channels of one product: 128 bytes of them, or fewer where that wastes less."""
     channels = kernel.contraction.channels_per_group
+    depths = [count // kernel.src.itemsize for count in (128, 64, 32)]
     if kernel.contraction.groups > 1:
-        return tuple(depth for depth in (64, 32, 16) if channels % depth == 0)[:1]
-    least = min(ceil_div(channels, depth) * depth for depth in (64, 32, 16))
-    return tuple(depth for depth in (64, 32, 16) if ceil_div(channels, depth) * depth <= 1.25 * least)[:1]
+        return tuple(depth for depth in depths if channels % depth == 0)[:1]
+    least = min(ceil_div(channels, depth) * depth for depth in depths)
+    return tuple(depth for depth in depths if ceil_div(channels, depth) * depth <= 1.25 * least)[:1]
 
 
 def _fits(tile: tuple[int, int], form: tuple[int, bool, int], swapped: bool) -> bool:
