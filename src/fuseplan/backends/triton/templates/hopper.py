@@ -27,7 +27,7 @@ from fuseplan.backends.triton.templates.hopper_tiles import (
 from fuseplan.backends.triton.templates.hopper_writer import HopperWriter
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel
-from fuseplan.kernels.packing import Packing, Rounded
+from fuseplan.kernels.packing import Packing, Pad, Reshape, Rounded, Transpose
 from fuseplan.kernels.target import Target
 from fuseplan.kernels.template import Accuracy, Template, accuracy_claim, contraction_claims, layout_claims
 from fuseplan.kernels.transposed import by_features
@@ -118,8 +118,10 @@ class Hopper(Knobs, GpuTemplate):
             return weight_packing(kernel.weight, axes)
         geometry = Geometry(kernel)
         weight = replace(kernel.weight, shape=geometry.conv.weight_shape) if geometry.joint else kernel.weight
-        extents = (*(weight.shape[axis] for axis in axes[:-1]), geometry.packed_channels)
-        packed = weight_packing(weight, axes, extents, last=(Rounded(),))
+        images = weight.shape[:first]
+        shape = (*images, geometry.features, geometry.taps, geometry.channels)
+        steps = Transpose(axes), Reshape(shape), Pad((*shape[:-1], geometry.packed_channels)), Rounded()
+        packed = Packing(weight.shape, weight.dtype, steps)
         return (
             packed.behind(by_features(kernel.weight, kernel.contraction, last=False))
             if geometry.joint
@@ -266,8 +268,11 @@ def _widths(kernel: Kernel) -> tuple[int, ...]:
 
 def _depths(kernel: Kernel) -> tuple[int, ...]:
     """Channels of one product: 128 bytes of them, or fewer where that wastes less."""
-    channels = kernel.contraction.channels_per_group
+    geometry = Geometry(kernel)
+    channels = geometry.channels
     depths = [count // kernel.src.itemsize for count in (128, 64, 32)]
+    if geometry.along > 1:  # all are one product
+        return tuple(depth for depth in depths if channels <= depth)[-1:]
     if kernel.contraction.groups > 1:
         return tuple(depth for depth in depths if channels % depth == 0)[:1]
     least = min(ceil_div(channels, depth) * depth for depth in depths)

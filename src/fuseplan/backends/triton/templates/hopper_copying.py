@@ -72,7 +72,7 @@ class Copying:
             f"feature = {program % across * knobs.columns}",
             f"mbarrier.expect(held, {schedule.blocks * lines * schedule.weight_bytes})",
         )
-        taps = self.contraction.taps // lines
+        taps = self.geometry.taps // lines
         parts = range(0, ceil_div(self.geometry.channels, knobs.depth) * knobs.depth, knobs.depth)
         for place, (tap, channel, line) in enumerate(product(range(taps), parts, range(lines))):
             where = f"[feature, {line * taps + tap}, {channel}]"
@@ -123,7 +123,7 @@ class Copying:
         if self.contraction.weight_per_batch:
             feature = Index("n") * self.geometry.features + feature
         for line in range(0 if self.knobs.resident else lines):
-            at = tap + line * (self.contraction.taps // lines)
+            at = tap + line * (self.geometry.taps // lines)
             block = Index("stage") * lines + line
             into = f"ready, weight_ring.index({block})"
             text.line(f"tma.async_load({self.weight}, [{feature}, {at}, channel], {into})")
@@ -207,22 +207,29 @@ class Gathering(Copying):
         text, schedule, depth = self.text, self.schedule, self.knobs.depth
         src, rows = schedule.kernel.src, prod(box)
         is_wide = src.span >= WIDE
-        offset, has_row = as_index(0), ALL
+        offset, mask = as_index(0), ALL
         row = Index(f"row_{rows}", 0, rows - 1, is_vector=True)
+        column = Index(f"depth_{rows}", 0, depth - 1, is_vector=True)
+        channels = self.geometry.conv.channels_per_group
+        beside, inner = column // channels, column % channels
         for place, axis in enumerate(self.geometry.axes):
             number = digits(row, box)[place] * axis.step + (0 if place else begin)
             at = text.index(f"{axis.letter}_at", where[place] + number)
             last = ceil_div(axis.rows, self.knobs.box[place]) * self.knobs.box[place] - 1
             at = replace(at, low=-axis.low, high=last * axis.step + axis.reach - axis.low)
-            end = schedule.extents[place] if place == schedule.open_place else axis.positions
-            has_row = has_row & (at >= 0) & (at < end)
             offset = offset + widened(at, is_wide) * axis.src_stride
-        column = Index(f"depth_{rows}", 0, depth - 1, is_vector=True)
-        channels = self.geometry.channels
-        channel = Index("channel", 0, ceil_div(channels, depth) * depth - depth)
-        mask = has_row.at(DOWN) & (channel + column < channels).at(ACROSS)
+            end = schedule.extents[place] if place == schedule.open_place else axis.positions
+            spot = at.at(DOWN)
+            if axis is self.geometry.axes[-1] and self.geometry.along > 1:
+                spot = spot + (beside * axis.dilation).at(ACROSS)
+                inner = inner * self.step + beside * (axis.dilation * axis.src_stride)
+            mask = mask & (spot >= 0) & (spot < end)
+        if self.geometry.along == 1:
+            inner = column * self.step
+        channel = Index("channel", 0, ceil_div(self.geometry.channels, depth) * depth - depth)
+        mask = mask & (channel + column < self.geometry.channels).at(ACROSS)
         first = widened(where[-1], is_wide) * self.step
-        pointers = f"src + {first} + {offset.at(DOWN).atom} + {(column * self.step).at(ACROSS)}"
+        pointers = f"src + {first} + {offset.at(DOWN).atom} + {inner.at(ACROSS).atom}"
         text.line(f"read = gl.load({pointers}{mask.guard()})", f"read = {ROUNDED.format('read')}")
         at = Index("stage") * schedule.span + begin if self.knobs.reaching else Index("stage")
         text.line(f"src_ring.index({at})._reinterpret(gl.float32, [{rows}, {depth}], lines).store(read)")

@@ -21,6 +21,7 @@ HALF = 2  # bytes of an f16 or bf16
 MOST_BOX = 256  # positions that a box spans along one axis
 MOST_STEP = 8  # positions from one element of a box to the next
 MOST_AXES = 5  # of a tensor that the copy engine reads
+ROW_BYTES = 128  # of a row of src in shared memory, at most
 SHORT = 4.0  # positions side by side that take as long to begin as to move, where src passes registers
 
 
@@ -93,6 +94,18 @@ class Geometry:
         """The convolution whose products tiles are."""
         return self.joint or self.kernel.contraction
 
+    @cached_property
+    def along(self) -> int:
+        """Taps of the last axis that are summed over as channels are, because there are so few of these."""
+        conv, last = self.conv, self.conv.kernel[-1:]
+        is_few = conv.groups == 1 and prod(last) * conv.channels * self.kernel.src.itemsize <= ROW_BYTES
+        return prod(last) if self.gathers and is_few else 1
+
+    @property
+    def taps(self) -> int:
+        """Taps that are not summed over as channels are."""
+        return self.conv.taps // self.along
+
     @property
     def residues(self) -> int:
         """Features of the convolution that are one of dst's."""
@@ -119,7 +132,8 @@ class Geometry:
             return (Axis("m", conv.rows, min(dst_strides), conv.rows, min(src_strides)),)
         found = [Axis("n", dst.batch, dst_strides[0], src.batch, src_strides[0])]
         sizes = conv.dst_spatial, dst_strides[1:], src.spatial, src_strides[1:]
-        windows = conv.kernel, conv.stride, conv.dilation, [low for low, _ in conv.padding]
+        taps = (*conv.kernel[:-1], *(each // self.along for each in conv.kernel[-1:]))
+        windows = taps, conv.stride, conv.dilation, [low for low, _ in conv.padding]
         letters = "zyx"[3 - len(src.spatial) :]
         spread = ()
         if self.joint:
@@ -152,8 +166,8 @@ class Geometry:
 
     @property
     def channels(self) -> int:
-        """Channels that one feature reads at one position."""
-        return self.conv.channels_per_group
+        """Channels that one feature reads at one position, and those of taps beside it."""
+        return self.conv.channels_per_group * self.along
 
     @property
     def features(self) -> int:
@@ -172,7 +186,7 @@ class Geometry:
 
     def products(self, depth: int) -> int:
         """Products of blocks that make one tile of dst, `depth` channels each."""
-        return self.conv.taps * ceil_div(self.channels, depth)
+        return self.taps * ceil_div(self.channels, depth)
 
     def boxes(self, rows: int) -> tuple[tuple[int, ...], ...]:
         """Boxes of so many rows, those first that cover dst with the fewest, and of these the roundest."""
@@ -223,7 +237,7 @@ class Geometry:
         """
         contraction = self.conv
         images = contraction.batch if contraction.weight_per_batch else 1
-        shape = (images * self.features, contraction.taps, self.packed_channels)
+        shape = (images * self.features, self.taps, self.packed_channels)
         strides = (shape[1] * shape[2], shape[2], 1)
         return TensorMap(self.kernel.weight.dtype, shape, strides, (columns, 1, depth), (1, 1, 1))
 
