@@ -37,16 +37,20 @@ from fuseplan.scalar import calls
 
 @dataclass(frozen=True)
 class Hopper(Knobs, GpuTemplate):
-    """Products and convolutions of f16 and bf16, channels last, with a persistent grid.
+    """Products and convolutions of f16 and bf16, channels last, and of f32 in TF32, with a persistent grid.
 
     reads:  src and weight once per tile from the L2 into shared memory (src again for each tap), each operand
             once; `resident` weights once per program
-    writes: dst once, by copies from shared memory
-    chosen: on sm_90, wherever the copy engine can read src
+    writes: dst once, by copies from shared memory; from registers where channels are first
+    chosen: on sm_90, wherever the copy engine can read src, and for f32 with precision=tf32
 
     One warp copies boxes of src and of the weight into a ring in shared memory; zeros come in for padding.
     Groups of four warps multiply them. Groups share a tile, or take tiles in turn: one group finishes its
     tile while another multiplies.
+
+    Of f32, four warps load src, round it to TF32 and store it into the ring: channels may be first, of any
+    number and at any stride. Few channels are summed over together with the taps of the last axis. The
+    features of all residues of a transposed convolution are those of one convolution.
 
     Attributes:
         box: rows of a tile along dst's axes outside the channel.
