@@ -344,14 +344,11 @@ def test_a_plan_alone_reads_tensors_as_they_lie(text: str, last: tuple[str, ...]
     assert [site.plan.src.layout for site in cut.sites] == layouts
 
 
-@pytest.mark.parametrize(("is_apart", "layout"), [(True, "nchw"), (False, "nhwc")])
-def test_a_plan_is_alone_beside_operators_that_a_library_computes(is_apart: bool, layout: str) -> None:
-    text = ALONE.replace("relu(y)", "group_norm(4)(y, s, t)").replace("kernel=3", "kernel=3, precision=tf32")
-    text = text.replace("y =", "constant s: f32[32]\ny =")
-    graph = graph_of(text.replace("y =", "constant t: f32[32]\ny ="))
-    norms = {"is_apart": lambda node: node.op.word == "group_norm"} if is_apart else {}
-    conv, *_ = find(graph, "triton:sm_90", **norms).sites
-    assert conv.plan.src.layout == layout
+def test_a_plan_is_alone_beside_operators_that_a_library_computes() -> None:
+    text = ALONE.replace("relu(y)", "instance_norm(y, s, s)").replace("kernel=3", "kernel=3, precision=tf32")
+    graph = graph_of(text.replace("y =", "constant s: f32[32]\ny ="))
+    conv, *_ = find(graph, "triton:sm_90", is_apart=lambda node: node.op.word == "instance_norm").sites
+    assert (conv.plan.src.layout, find(graph, "triton:sm_90").sites[0].plan.src.layout) == ("nchw", "nhwc")
 
 
 @pytest.mark.parametrize(
