@@ -18,6 +18,7 @@ from fuseplan.backends.triton.templates import product_cost
 from fuseplan.backends.triton.templates.hopper_schedule import Knobs, Schedule
 from fuseplan.backends.triton.templates.hopper_tiles import (
     ALIGNED,
+    HALF,
     MAP_BYTES,
     MOST_AXES,
     MOST_STEP,
@@ -194,6 +195,12 @@ LATENCY = 2.0e-6  # of a copy from memory, with all others under way
 STEPS_A_SECOND = 1.7e9  # of a warp: what comes after the sum, an instruction at a time
 TILE_SECONDS = 0.2e-6  # between the sums of one group: waits for barriers and for the copy to dst
 SHARED_READS = 38.0  # of 64 x 64 products: those of 128 columns are as fast as shared memory allows
+# Where src passes registers, on an H200: 18 plans in eight forms each.
+HELD_LOADS = 40  # of a thread
+LOADED_LAST, LOADED_FIRST = (
+    1.0e-6,
+    2.0e-6,
+)  # with channels last, and first: these take four times as many loads
 BETWEEN_LINES = 1.25  # copies of rows that begin inside of a line of the L2, over copies of whole lines
 HIDDEN = 0.3  # of the shorter of arithmetic and memory shows beside the longer
 
@@ -230,10 +237,12 @@ def _moved(schedule: Schedule, target: Target) -> float:
     """Bytes through memory: all once, and a weight too large for the L2 again for later tiles of rows."""
     kernel, knobs = schedule.kernel, schedule.knobs
     weight = kernel.weight.nbytes
+    broken = schedule.geometry.broken(schedule.part) - 1 if schedule.geometry.scatters else 0.0
+    once = kernel.minimum_bytes + broken * kernel.dst.nbytes
     if weight < target.l2_bytes // 2:
-        return float(kernel.minimum_bytes)
+        return once
     together = max(knobs.band, target.processors * knobs.programs / schedule.across)
-    return kernel.minimum_bytes + weight * max(0.0, prod(schedule.counts) / together - 1)
+    return once + weight * max(0.0, prod(schedule.counts) / together - 1)
 
 
 def _summing(schedule: Schedule) -> float:
@@ -243,11 +252,23 @@ def _summing(schedule: Schedule) -> float:
     # of a product, 64 rows and all columns are read from shared memory anew
     reading = max(1.0, SHARED_READS * (64 + columns) / (64 * columns))
     depth = schedule.blocks * schedule.lines * knobs.depth
-    products = 2 * prod(knobs.box) * knobs.columns * depth * reading / FLOPS_A_SECOND
+    rate = FLOPS_A_SECOND * HALF / schedule.itemsize
+    products = 2 * prod(knobs.box) * knobs.columns * depth * reading / rate
+    if schedule.geometry.gathers:
+        return max(products, schedule.blocks * _loading(schedule))
     flying = knobs.programs * knobs.stages * schedule.stage_bytes / LATENCY
     moved = schedule.stage_bytes * (1.0 if _are_whole_lines(schedule.kernel) else BETWEEN_LINES)
     copies = schedule.blocks * moved / min(L2_BYTES_A_SECOND, flying)
     return max(products, copies)
+
+
+def _loading(schedule: Schedule) -> float:
+    """Seconds from a stage to the next where warps load src: they wait for as many loads as registers hold."""
+    elements = schedule.src_bytes / schedule.itemsize / 128
+    step = schedule.kernel.src.element_strides[1]
+    batches = max(1.0, elements / HELD_LOADS) / schedule.loaders
+    weights = schedule.stage_bytes - schedule.src_bytes
+    return max(batches * (LOADED_LAST if step == 1 else LOADED_FIRST), weights / L2_BYTES_A_SECOND)
 
 
 def _are_whole_lines(kernel: Kernel) -> bool:
@@ -277,6 +298,8 @@ def _depths(kernel: Kernel) -> tuple[int, ...]:
     depths = [count // kernel.src.itemsize for count in (128, 64, 32)]
     if geometry.along > 1:  # all are one product
         return tuple(depth for depth in depths if channels <= depth)[-1:]
+    if geometry.gathers and channels >= depths[0]:  # fewer make more stages, which loads fill sooner
+        return tuple(depths[:2])
     if kernel.contraction.groups > 1:
         return tuple(depth for depth in depths if channels % depth == 0)[:1]
     least = min(ceil_div(channels, depth) * depth for depth in depths)
@@ -310,6 +333,7 @@ def _deepest(schedule: Schedule, target: Target) -> Iterator[tuple[Knobs, float]
     knobs = schedule.knobs
     most = (SHARED_BYTES + RESERVED_BYTES) // knobs.programs - RESERVED_BYTES
     stages = min(MOST_STAGES, knobs.stages + (most - schedule.shared_bytes) // schedule.stage_bytes)
+    stages -= stages % schedule.loaders  # each fills the same stages always
     if stages >= FEWEST_STAGES:
         found = Schedule(replace(knobs, stages=stages), schedule.geometry)
         yield found.knobs, seconds(found, target)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from itertools import product
 from math import prod
 
 from fuseplan.backends.triton.elementwise import argument
 from fuseplan.backends.triton.index import ACROSS, ALL, DOWN, WIDE, Index, as_index, ceil_div, digits, number
-from fuseplan.backends.triton.templates.hopper_schedule import Schedule, advance, widened
+from fuseplan.backends.triton.templates.hopper_schedule import LOADING, Schedule, advance, widened
 from fuseplan.backends.triton.text import Text
 from fuseplan.kernels.emit import Slot
 
@@ -20,6 +20,7 @@ def swizzled(schedule: Schedule, rank: int) -> str:
     return f"gl.NVMMASharedLayout({min(128, schedule.knobs.depth * size)}, {8 * size}, {rank})"
 
 
+KEPT_REGISTERS = 32  # of a thread that loads, besides what it has loaded
 ROUNDED = 'gl.inline_asm_elementwise("cvt.rna.tf32.f32 $0, $1;", "=r,f", [{}], gl.float32, True, 1)'
 
 
@@ -29,10 +30,12 @@ class Copying:
     Attributes:
         warps: that run it.
         arrivals: at the barrier of a full stage.
+        registers: of a thread, where they are not those of one warp that copies.
         names: of the arguments.
     """
 
     warps = arrivals = 1
+    registers: tuple[int, int] | None = None
 
     def __init__(self, text: Text, schedule: Schedule, grid: int) -> None:
         self.text, self.schedule, self.grid = text, schedule, grid
@@ -44,14 +47,24 @@ class Copying:
         rings = ("src_ring", "weight_ring", "empty", "full")
         self.names = ["src", *more, self.weight, *rings, *held, *schedule.given]
 
+    def calls(self) -> list[str]:
+        """The arguments of each call."""
+        return [", ".join(self.names)]
+
+    @property
+    def parameters(self) -> list[str]:
+        """Those of the function."""
+        return self.names
+
     def write(self) -> None:
         """The function `produce`."""
         text, schedule = self.text, self.schedule
-        with text.function(f"produce({', '.join(self.names)})"):
+        with text.function(f"produce({', '.join(self.parameters)})"):
             schedule.begin(text)
             self.begin()
             if self.knobs.resident:
-                self._hold_weight()
+                with self._first():
+                    self._hold_weight()
             text.line("stage = 0", "phase = 1")
             tiles = schedule.launched * schedule.across
             with text.block(f"for tile in range(gl.program_id(0), {tiles}, {self.grid})"):
@@ -62,6 +75,10 @@ class Copying:
 
     def begin(self) -> None:
         """What comes before the first tile."""
+
+    def _first(self) -> AbstractContextManager[None]:
+        """What holds the lines of the first alone."""
+        return nullcontext()
 
     def _hold_weight(self) -> None:
         """Copies the weight of the program's features, once for all of its tiles."""
@@ -100,16 +117,14 @@ class Copying:
         return feature // self.contraction.features_per_group * channels + Index("channel")
 
     def _copy(self, where: list[Index], tap: Index) -> None:
-        text = self.text
-        text.line("mbarrier.wait(empty.index(stage), phase)", "ready = full.index(stage)")
-        self._fill(where, tap)
-        advance(text, self.knobs.stages)
-
-    def _fill(self, where: list[Index], tap: Index) -> None:
-        """Begins the copies of a stage."""
+        self._wait()
         self._expect(self.schedule.src_bytes)
         self._copy_src(where)
         self._copy_weight(tap)
+        advance(self.text, self.knobs.stages)
+
+    def _wait(self) -> None:
+        self.text.line("mbarrier.wait(empty.index(stage), phase)", "ready = full.index(stage)")
 
     def _expect(self, more: int) -> None:
         """Tells a stage's barrier how many bytes come: those of the weight, and more."""
@@ -149,8 +164,9 @@ class Copying:
 
 
 class Gathering(Copying):
-    """Writes what a group of warps runs where src passes registers: loads of src, and copies of the weight.
+    """Writes what groups of warps run where src passes registers: loads of src, and copies of the weight.
 
+    They take stages in turn, each always the same ones: while one waits for its loads, another stores.
     Neighbouring threads load neighbours in memory. Each has as many channels of a position side by side as
     one store takes. src is rounded to TF32: a tensor core cuts the other bits, so that all sums were too
     small.
@@ -159,9 +175,31 @@ class Gathering(Copying):
     warps = 4
 
     @property
+    def registers(self) -> tuple[int, int]:
+        """Of a thread of a group but the first, and of these warps."""
+        return LOADING[self.knobs.groups, prod(self.schedule.sum_shape) > 128 * 64]
+
+    def calls(self) -> list[str]:
+        """Each is told which of them it is."""
+        return [", ".join([*self.names, str(which)]) for which in range(self.schedule.loaders)]
+
+    @property
+    def parameters(self) -> list[str]:
+        """And the function has a name for it."""
+        return [*self.names, "which: gl.constexpr"]
+
+    def _turn(self) -> AbstractContextManager[None]:
+        if self.schedule.loaders == 1:
+            return nullcontext()
+        return self.text.block(f"if stage % {self.schedule.loaders} == which")
+
+    @property
     def arrivals(self) -> int:
         """The warps' own, and that of the weight's bytes."""
         return 1 if self.knobs.resident else 2
+
+    def _first(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.schedule.loaders == 1 else self.text.block("if which == 0")
 
     def begin(self) -> None:
         """How boxes of src lie over the threads."""
@@ -194,16 +232,29 @@ class Gathering(Copying):
         more = range(0, schedule.reach, schedule.more or 1)
         return [(0, box), *((box[0] + begin, (schedule.more, *box[1:])) for begin in more)]
 
-    def _fill(self, where: list[Index], tap: Index) -> None:
-        if not self.knobs.resident:
-            self._expect(0)
-            self._copy_weight(tap)
-        for begin, box in self._boxes:
-            self._gather(where, begin, box)
-        self.text.line("fence_async_shared()", "mbarrier.arrive(ready)")
+    def _copy(self, where: list[Index], tap: Index) -> None:
+        boxes = list(enumerate(self._boxes))
+        held = [
+            sum(prod(box) for _, box in self._boxes[: place + 1]) * self.knobs.depth for place, _ in boxes
+        ]
+        most = (self.registers[1] - KEPT_REGISTERS) * 32 * self.warps
+        with self._turn():
+            early = [each for each, elements in zip(boxes, held, strict=True) if elements <= most]
+            for place, (begin, box) in early:  # on their way before the stage is free
+                self._load(place, where, begin, box)
+            self._wait()
+            if not self.knobs.resident:
+                self._expect(0)
+                self._copy_weight(tap)
+            for place, (begin, box) in boxes:
+                if place >= len(early):
+                    self._load(place, where, begin, box)
+                self._store(place, begin, box)
+            self.text.line("fence_async_shared()", "mbarrier.arrive(ready)")
+        advance(self.text, self.knobs.stages)
 
-    def _gather(self, where: list[Index], begin: int, box: tuple[int, ...]) -> None:
-        """Loads a box, and stores it into the stage."""
+    def _load(self, number: int, where: list[Index], begin: int, box: tuple[int, ...]) -> None:
+        """Loads a box of src."""
         text, schedule, depth = self.text, self.schedule, self.knobs.depth
         src, rows = schedule.kernel.src, prod(box)
         is_wide = src.span >= WIDE
@@ -213,8 +264,8 @@ class Gathering(Copying):
         channels = self.geometry.conv.channels_per_group
         beside, inner = column // channels, column % channels
         for place, axis in enumerate(self.geometry.axes):
-            number = digits(row, box)[place] * axis.step + (0 if place else begin)
-            at = text.index(f"{axis.letter}_at", where[place] + number)
+            moved = digits(row, box)[place] * axis.step + (0 if place else begin)
+            at = text.index(f"{axis.letter}_at", where[place] + moved)
             last = ceil_div(axis.rows, self.knobs.box[place]) * self.knobs.box[place] - 1
             at = replace(at, low=-axis.low, high=last * axis.step + axis.reach - axis.low)
             offset = offset + widened(at, is_wide) * axis.src_stride
@@ -230,6 +281,13 @@ class Gathering(Copying):
         mask = mask & (channel + column < self.geometry.channels).at(ACROSS)
         first = widened(where[-1], is_wide) * self.step
         pointers = f"src + {first} + {offset.at(DOWN).atom} + {inner.at(ACROSS).atom}"
-        text.line(f"read = gl.load({pointers}{mask.guard()})", f"read = {ROUNDED.format('read')}")
+        text.line(f"read_{number} = gl.load({pointers}{mask.guard()})")
+
+    def _store(self, number: int, begin: int, box: tuple[int, ...]) -> None:
+        """Rounds a box, and stores it into the stage."""
+        schedule, shape, read = self.schedule, [prod(box), self.knobs.depth], f"read_{number}"
         at = Index("stage") * schedule.span + begin if self.knobs.reaching else Index("stage")
-        text.line(f"src_ring.index({at})._reinterpret(gl.float32, [{rows}, {depth}], lines).store(read)")
+        self.text.line(
+            f"{read} = {ROUNDED.format(read)}",
+            f"src_ring.index({at})._reinterpret(gl.float32, {shape}, lines).store({read})",
+        )

@@ -36,7 +36,10 @@ IMPORTS = (
 # rest of the 512 that one thread of each has together (256 where two programs share a processor). With one
 # group and 24, Triton 3.6 asks for more registers where it should give some back, and the launch fails.
 REGISTERS = {1: (0, 32), 2: (240, 24), 3: (160, 24)}
-LOADING = {1: (0, 88), 2: (200, 104), 3: (136, 104)}  # the same where four warps load src
+# Where src passes registers: how many groups of four warps load it, and the registers of a thread, by the
+# groups that multiply and whether these have 128 sums in a thread.
+LOADERS = {1: 1, 2: 2, 3: 1}
+LOADING = {(1, False): (0, 88), (2, False): (152, 104), (2, True): (184, 72), (3, False): (136, 104)}
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,7 @@ class Schedule:
         takes_turns: whether each group has tiles of its own.
         letters: the axes of the rows.
         is_open, given: whether a launch says how many rows there are; what every function is given of it.
+        loaders: warps that copy, or groups of warps that load, and take turns.
         lines: taps along the first axis for which one copy of src serves: one, unless it reaches.
         span: lines of src in such a copy.
         reach, more: those besides the first tap's; how many are copied at a time: boxes are powers of two.
@@ -95,6 +99,7 @@ class Schedule:
         self.letters = tuple(axis.letter for axis in geometry.axes)
         self.is_open = self.kernel.open_axis is not None
         self.given = ["extent"] if self.is_open else []
+        self.loaders = LOADERS[knobs.groups] if self.geometry.gathers else 1
         self.lines = self.geometry.axes[0].taps if knobs.reaching else 1
         self.reach = geometry.axes[0].reach if knobs.reaching else 0
         self.more, self.span = self.reach & -self.reach, knobs.box[0] + self.reach
@@ -267,11 +272,27 @@ def ring(text: Text, name: str, mapped: str, count: int) -> None:
     text.line(f"{name} = {allocated(f'{mapped}.dtype', shape, f'{mapped}.layout')}")
 
 
-def specialized(text: Text, given: Sequence[str], copying: str, loading: int = 1) -> None:
-    """Writes the warps and their registers: groups run `consume`, `loading` warps `produce`, on these."""
+def specialized(
+    text: Text,
+    given: Sequence[str],
+    *copying: str,
+    warps: int = 1,
+    registers: tuple[int, int] | None = None,
+) -> None:
+    """Writes the warps and their registers.
+
+    Args:
+        text: takes the lines.
+        given: the arguments of `consume`, which groups run.
+        *copying: those of `produce`.
+        warps: that run it.
+        registers: of a thread of a group but the first, and of those; as `REGISTERS` has them without.
+    """
     others = len(given) - 1
-    multiplying, left = (REGISTERS if loading == 1 else LOADING)[len(given)]
-    warps, registers = [*[4] * others, loading], [*[multiplying] * others, left]
+    multiplying, left = registers or REGISTERS[len(given)]
+    all_warps = [*[4] * others, *[warps] * len(copying)]
+    counts = [*[multiplying] * others, *[left] * len(copying)]
     text.line("gl.warp_specialize(", "    [")
     text.line(*(f"        (consume, ({each}))," for each in given))
-    text.line(f"        (produce, ({copying})),", "    ],", f"    {warps},", f"    {registers},", ")")
+    text.line(*(f"        (produce, ({each}))," for each in copying))
+    text.line("    ],", f"    {all_warps},", f"    {counts},", ")")

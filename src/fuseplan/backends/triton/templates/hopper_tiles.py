@@ -23,6 +23,9 @@ MOST_STEP = 8  # positions from one element of a box to the next
 MOST_AXES = 5  # of a tensor that the copy engine reads
 ROW_BYTES = 128  # of a row of src in shared memory, at most
 SHORT = 4.0  # positions side by side that take as long to begin as to move, where src passes registers
+LOADED, STORED = 180.0, 140.0  # products of TF32 that take as long as an element of src, and one of dst
+SECTOR_BYTES = 32  # what memory writes at a time
+BROKEN = 56.0  # positions: a run that begins and ends inside of sectors takes as much longer to store
 
 
 @dataclass(frozen=True)
@@ -209,8 +212,26 @@ class Geometry:
         both = list(zip(box, self.axes, strict=True))
         reach = prod((size - 1) * axis.step + axis.reach + 1 for size, axis in both)
         copied = (box[0] + self.axes[0].reach) / box[0] if self.reaching else 1.0
-        copied *= 1 + SHORT / box[-1] if self.gathers else 1.0
-        return prod(self.tiles(box, 1)[0]) * copied, reach, box
+        tiles = prod(self.tiles(box, 1)[0])
+        return tiles * (self._passing(box, copied) if self.gathers else copied), reach, box
+
+    def _passing(self, box: tuple[int, ...], copied: float) -> float:
+        """What a row of a box takes that passes registers: as many products of a feature take as long."""
+        lines = self.axes[0].taps if self.reaching else 1
+        depth = self.channels * self.taps
+        loaded = depth / lines * copied * (1 + SHORT / box[-1]) * LOADED
+        stored = self.features * self.broken(box) * STORED if self.scatters else 0.0
+        return max(loaded, float(depth * self.features)) + stored
+
+    def broken(self, box: tuple[int, ...]) -> float:
+        """How much longer the stores of a box take than those of whole sectors of memory."""
+        last, *outer = self.axes[::-1]
+        size = SECTOR_BYTES // self.kernel.dst.itemsize
+        strides = [axis.dst_stride for axis in outer if axis.rows > 1]
+        if not any(stride % size for stride in strides) and box[-1] % size == 0:
+            return 1.0
+        run = box[-1] * (box[-2] if len(box) > 1 and box[-1] >= last.rows else 1) * last.stride
+        return 1 + BROKEN / run
 
     # ---- tensor maps
 

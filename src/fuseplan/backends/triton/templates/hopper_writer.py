@@ -40,7 +40,7 @@ class HopperWriter(Writer):
         self.element = named(self.kernel.src.dtype, "gl")
         self.tensors = schedule.tensors(self.finishing.slots)
         # two programs share a processor only if the compiler is told to keep to half of its registers
-        threads = 128 * (knobs.groups + 1) * knobs.programs
+        threads = 128 * (knobs.groups + schedule.loaders) * knobs.programs
         limit = (("maxnreg", 65536 // threads // 8 * 8),) if knobs.programs > 1 else ()
         self.options = (("num_warps", 4), *limit)
 
@@ -175,7 +175,8 @@ class HopperWriter(Writer):
         self._consume()
         self._allocate()
         given = [f"{self._taken(f'_{group}')}, {group}" for group in range(self.knobs.groups)]
-        specialized(self.text, given, ", ".join(self.copying.names), self.copying.warps)
+        copying = self.copying
+        specialized(self.text, given, *copying.calls(), warps=copying.warps, registers=copying.registers)
 
     def _allocate(self) -> None:
         """The ring of tiles, the groups' tiles of dst, and the barriers between the warps."""
