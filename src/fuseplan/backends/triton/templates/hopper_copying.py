@@ -31,11 +31,13 @@ class Copying:
         warps: that run it.
         arrivals: at the barrier of a full stage.
         registers: of a thread, where they are not those of one warp that copies.
+        by_channels: whether all taps of some channels come before those of the next ones.
         names: of the arguments.
     """
 
     warps = arrivals = 1
     registers: tuple[int, int] | None = None
+    by_channels = False
 
     def __init__(self, text: Text, schedule: Schedule, grid: int) -> None:
         self.text, self.schedule, self.grid = text, schedule, grid
@@ -91,13 +93,17 @@ class Copying:
         )
         taps = self.geometry.taps // lines
         parts = range(0, ceil_div(self.geometry.channels, knobs.depth) * knobs.depth, knobs.depth)
-        for place, (tap, channel, line) in enumerate(product(range(taps), parts, range(lines))):
+        pairs = product(range(taps), parts)
+        if self.by_channels:
+            pairs = ((tap, channel) for channel, tap in product(parts, range(taps)))
+        for place, ((tap, channel), line) in enumerate(product(pairs, range(lines))):
             where = f"[feature, {line * taps + tap}, {channel}]"
             text.line(f"tma.async_load({self.weight}, {where}, held, weight_ring.index({place}))")
 
     def _loops(self, loops: ExitStack) -> tuple[list[Index], Index]:
         """Opens the loops over taps and channels; coordinates in src, and the tap's number."""
         where, tap = [], as_index(0)
+        outer = self._channel_loop(loops) if self.by_channels else None
         for place, axis in enumerate(self.geometry.axes):
             first = Index(axis.letter) * axis.step - axis.low
             if axis.taps > 1 and not (self.knobs.reaching and place == 0):
@@ -105,7 +111,7 @@ class Copying:
                 loops.enter_context(self.text.block(f"for {own} in range({axis.taps})"))
                 first, tap = first + own * axis.dilation, tap * axis.taps + own
             where.append(first)
-        return [*where, self._channel_loop(loops)], tap
+        return [*where, outer or self._channel_loop(loops)], tap
 
     def _channel_loop(self, loops: ExitStack) -> Index:
         depth, channels = self.knobs.depth, self.geometry.channels
@@ -169,10 +175,10 @@ class Gathering(Copying):
     They take stages in turn, each always the same ones: while one waits for its loads, another stores.
     Neighbouring threads load neighbours in memory. Each has as many channels of a position side by side as
     one store takes. src is rounded to TF32: a tensor core cuts the other bits, so that all sums were too
-    small.
+    small. What is read for a tap is in the first cache for the next one.
     """
 
-    warps = 4
+    warps, by_channels = 4, True
 
     @property
     def registers(self) -> tuple[int, int]:
