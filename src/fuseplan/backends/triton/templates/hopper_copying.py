@@ -9,7 +9,7 @@ from math import prod
 
 from fuseplan.backends.triton.elementwise import argument
 from fuseplan.backends.triton.index import ACROSS, ALL, DOWN, WIDE, Index, as_index, ceil_div, digits, number
-from fuseplan.backends.triton.templates.hopper_schedule import LOADING, Schedule, advance, widened
+from fuseplan.backends.triton.templates.hopper_schedule import Schedule, advance, widened
 from fuseplan.backends.triton.text import Text
 from fuseplan.kernels.emit import Slot
 
@@ -20,7 +20,6 @@ def swizzled(schedule: Schedule, rank: int) -> str:
     return f"gl.NVMMASharedLayout({min(128, schedule.knobs.depth * size)}, {8 * size}, {rank})"
 
 
-KEPT_REGISTERS = 32  # of a thread that loads, besides what it has loaded
 ROUNDED = 'gl.inline_asm_elementwise("cvt.rna.tf32.f32 $0, $1;", "=r,f", [{}], gl.float32, True, 1)'
 
 
@@ -183,7 +182,7 @@ class Gathering(Copying):
     @property
     def registers(self) -> tuple[int, int]:
         """Of a thread of a group but the first, and of these warps."""
-        return LOADING[self.knobs.groups, prod(self.schedule.sum_shape) > 128 * 64]
+        return self.schedule.registers
 
     def calls(self) -> list[str]:
         """Each is told which of them it is."""
@@ -243,7 +242,7 @@ class Gathering(Copying):
         held = [
             sum(prod(box) for _, box in self._boxes[: place + 1]) * self.knobs.depth for place, _ in boxes
         ]
-        most = (self.registers[1] - KEPT_REGISTERS) * 32 * self.warps
+        most = self.schedule.held_loads * 32 * self.warps
         with self._turn():
             early = [each for each, elements in zip(boxes, held, strict=True) if elements <= most]
             for place, (begin, box) in early:  # on their way before the stage is free

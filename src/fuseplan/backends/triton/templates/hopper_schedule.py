@@ -38,6 +38,7 @@ IMPORTS = (
 REGISTERS = {1: (0, 32), 2: (240, 24), 3: (160, 24)}
 # Where src passes registers: how many groups of four warps load it, and the registers of a thread, by the
 # groups that multiply and whether these have 128 sums in a thread.
+KEPT_REGISTERS = 32  # of a thread that loads, besides what it has loaded
 LOADERS = {1: 1, 2: 2, 3: 1}
 LOADING = {(1, False): (0, 88), (2, False): (152, 104), (2, True): (184, 72), (3, False): (136, 104)}
 
@@ -121,6 +122,16 @@ class Schedule:
         self.weight_bytes = knobs.columns * knobs.depth * self.itemsize
         self.src_bytes = self.span * prod(knobs.box[1:]) * knobs.depth * self.itemsize
         self.stage_bytes = self.src_bytes + (0 if knobs.resident else self.lines * self.weight_bytes)
+
+    @property
+    def registers(self) -> tuple[int, int]:
+        """Where warps load src: registers of a thread of a group but the first, and of theirs."""
+        return LOADING[self.knobs.groups, prod(self.sum_shape) > 128 * 64]
+
+    @property
+    def held_loads(self) -> int:
+        """Elements of src that a thread has room for."""
+        return self.registers[1] - KEPT_REGISTERS
 
     def grid(self, processors: int) -> int:
         """Programs: as many as run at a time, or fewer where there are fewer tiles, if that is known."""
