@@ -17,7 +17,7 @@ from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.lower import lower
 from fuseplan.kernels.match import match
 from fuseplan.kernels.target import Target, parse_target
-from fuseplan.messages.reasons import first_refusal
+from fuseplan.messages.reasons import Reason, first_refusal
 from fuseplan.plans.plan import FusionPlan
 from interpreted import in_kernel_order
 
@@ -169,3 +169,10 @@ def test_every_form_computes_the_plan(text: str, target: Target) -> None:
     for choice in choices(kernel, target):
         got = emulated(plan, choice, target, arrays)
         np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5, err_msg=choice.text)
+
+
+def test_factors_are_not_rounded_where_accuracy_is_strict(target: Target) -> None:
+    kernel = lowered("f32[70x40] -> matmul(72, precision=tf32)")
+    refusal = first_refusal(Hopper.limits(kernel, target, "strict"))
+    assert refusal is not None
+    assert refusal.reason is Reason.ACCURACY

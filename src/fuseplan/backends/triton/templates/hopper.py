@@ -196,7 +196,7 @@ STEPS_A_SECOND = 1.7e9  # of a warp: what comes after the sum, an instruction at
 TILE_SECONDS = 0.2e-6  # between the sums of one group: waits for barriers and for the copy to dst
 SHARED_READS = 38.0  # of 64 x 64 products: those of 128 columns are as fast as shared memory allows
 # Seconds of the loads that a thread has under way, with channels last, and first: four times as many then.
-LOADED_LAST, LOADED_FIRST = 1.0e-6, 2.0e-6
+LOADED_LAST, LOADED_FIRST = 0.9e-6, 1.6e-6
 BETWEEN_LINES = 1.25  # copies of rows that begin inside of a line of the L2, over copies of whole lines
 HIDDEN = 0.3  # of the shorter of arithmetic and memory shows beside the longer
 
@@ -262,7 +262,7 @@ def _loading(schedule: Schedule) -> float:
     """Seconds from a stage to the next where warps load src: as much at a time as registers hold."""
     elements = schedule.src_bytes / schedule.itemsize / 128
     step = schedule.kernel.src.element_strides[1]
-    batches = max(1.0, elements / schedule.held_loads) / schedule.loaders
+    batches = max(1.0, elements / schedule.held_loads)
     weights = schedule.stage_bytes - schedule.src_bytes
     return max(batches * (LOADED_LAST if step == 1 else LOADED_FIRST), weights / L2_BYTES_A_SECOND)
 
@@ -331,7 +331,6 @@ def _deepest(schedule: Schedule, target: Target) -> Iterator[tuple[Knobs, float]
         return  # ptxas gives up where a box does not fit into registers
     most = (SHARED_BYTES + RESERVED_BYTES) // knobs.programs - RESERVED_BYTES
     stages = min(MOST_STAGES, knobs.stages + (most - schedule.shared_bytes) // schedule.stage_bytes)
-    stages -= stages % schedule.loaders  # each fills the same stages always
     if stages >= FEWEST_STAGES:
         found = Schedule(replace(knobs, stages=stages), schedule.geometry)
         yield found.knobs, seconds(found, target)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import replace
 from itertools import product
 from math import prod
@@ -48,24 +48,14 @@ class Copying:
         rings = ("src_ring", "weight_ring", "empty", "full")
         self.names = ["src", *more, self.weight, *rings, *held, *schedule.given]
 
-    def calls(self) -> list[str]:
-        """The arguments of each call."""
-        return [", ".join(self.names)]
-
-    @property
-    def parameters(self) -> list[str]:
-        """Those of the function."""
-        return self.names
-
     def write(self) -> None:
         """The function `produce`."""
         text, schedule = self.text, self.schedule
-        with text.function(f"produce({', '.join(self.parameters)})"):
+        with text.function(f"produce({', '.join(self.names)})"):
             schedule.begin(text)
             self.begin()
             if self.knobs.resident:
-                with self._first():
-                    self._hold_weight()
+                self._hold_weight()
             text.line("stage = 0", "phase = 1")
             tiles = schedule.launched * schedule.across
             with text.block(f"for tile in range(gl.program_id(0), {tiles}, {self.grid})"):
@@ -76,10 +66,6 @@ class Copying:
 
     def begin(self) -> None:
         """What comes before the first tile."""
-
-    def _first(self) -> AbstractContextManager[None]:
-        """What holds the lines of the first alone."""
-        return nullcontext()
 
     def _hold_weight(self) -> None:
         """Copies the weight of the program's features, once for all of its tiles."""
@@ -169,12 +155,12 @@ class Copying:
 
 
 class Gathering(Copying):
-    """Writes what groups of warps run where src passes registers: loads of src, and copies of the weight.
+    """Writes what a group of warps runs where src passes registers: loads of src, and copies of the weight.
 
-    They take stages in turn, each always the same ones: while one waits for its loads, another stores.
-    Neighbouring threads load neighbours in memory. Each has as many channels of a position side by side as
-    one store takes. src is rounded to TF32: a tensor core cuts the other bits, so that all sums were too
-    small. What is read for a tap is in the first cache for the next one.
+    Loads are on their way before their stage is free, as many as registers hold. Neighbouring threads load
+    neighbours in memory. Each has as many channels of a position side by side as one store takes. src is
+    rounded to TF32: a tensor core cuts the other bits, so that all sums were too small. What is read for a
+    tap is in the first cache for the next one.
     """
 
     warps, by_channels = 4, True
@@ -184,27 +170,10 @@ class Gathering(Copying):
         """Of a thread of a group but the first, and of these warps."""
         return self.schedule.registers
 
-    def calls(self) -> list[str]:
-        """Each is told which of them it is."""
-        return [", ".join([*self.names, str(which)]) for which in range(self.schedule.loaders)]
-
-    @property
-    def parameters(self) -> list[str]:
-        """And the function has a name for it."""
-        return [*self.names, "which: gl.constexpr"]
-
-    def _turn(self) -> AbstractContextManager[None]:
-        if self.schedule.loaders == 1:
-            return nullcontext()
-        return self.text.block(f"if stage % {self.schedule.loaders} == which")
-
     @property
     def arrivals(self) -> int:
         """The warps' own, and that of the weight's bytes."""
         return 1 if self.knobs.resident else 2
-
-    def _first(self) -> AbstractContextManager[None]:
-        return nullcontext() if self.schedule.loaders == 1 else self.text.block("if which == 0")
 
     def begin(self) -> None:
         """How boxes of src lie over the threads."""
@@ -243,19 +212,18 @@ class Gathering(Copying):
             sum(prod(box) for _, box in self._boxes[: place + 1]) * self.knobs.depth for place, _ in boxes
         ]
         most = self.schedule.held_loads * 32 * self.warps
-        with self._turn():
-            early = [each for each, elements in zip(boxes, held, strict=True) if elements <= most]
-            for place, (begin, box) in early:  # on their way before the stage is free
+        early = [each for each, elements in zip(boxes, held, strict=True) if elements <= most]
+        for place, (begin, box) in early:
+            self._load(place, where, begin, box)
+        self._wait()
+        if not self.knobs.resident:
+            self._expect(0)
+            self._copy_weight(tap)
+        for place, (begin, box) in boxes:
+            if place >= len(early):
                 self._load(place, where, begin, box)
-            self._wait()
-            if not self.knobs.resident:
-                self._expect(0)
-                self._copy_weight(tap)
-            for place, (begin, box) in boxes:
-                if place >= len(early):
-                    self._load(place, where, begin, box)
-                self._store(place, begin, box)
-            self.text.line("fence_async_shared()", "mbarrier.arrive(ready)")
+            self._store(place, begin, box)
+        self.text.line("fence_async_shared()", "mbarrier.arrive(ready)")
         advance(self.text, self.knobs.stages)
 
     def _load(self, number: int, where: list[Index], begin: int, box: tuple[int, ...]) -> None:
