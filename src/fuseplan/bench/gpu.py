@@ -37,11 +37,6 @@ SHOWN = 300  # characters of a library's own message
 def run(suite: Cases, options: Options, progress: Progress = lambda _: None) -> Iterator[list[Row]]:
     """The rows of each case as it is done.
 
-    Args:
-        suite: what to measure.
-        options: how.
-        progress: called with what begins.
-
     Raises:
         ArgumentError: torch is not installed, or finds no GPU.
     """

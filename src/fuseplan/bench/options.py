@@ -26,8 +26,6 @@ class Options:
     """The options; what is of a CPU or of a GPU is not looked at on the other.
 
     Attributes:
-        as_json: print JSON in place of tables.
-        seed: of the random data.
         chosen: the names of all that is measured, in place of `peers`.
     """
 

@@ -37,8 +37,6 @@ def run(suite: Cases, options: Options, progress: Progress = lambda _: None) -> 
     """The rows of each case as it is done.
 
     Args:
-        suite: what to measure.
-        options: how.
         progress: called with a case's name before each of its steps, `steps(options)` times a case.
     """
     began = now()

@@ -40,11 +40,9 @@ class Commands(click.Group):
         self._makers = makers
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names of all commands."""
         return sorted(self._makers)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        """The command of a name; None where there is none."""
         if name in self._makers and name not in self.commands:
             self.add_command(self._makers[name]())
         return self.commands.get(name)

@@ -29,11 +29,9 @@ class Trial:
     """How a plan did.
 
     Attributes:
-        compiled: the plan.
         check: of the output and the results beside float64, that which is nearest to its bound.
         timed: a call of the bound plan.
         unfused: a call of its operators one at a time, each bound; None for other machines' targets.
-        unfused_kernels: how many they are.
         disturbance: which other use of the machine makes the times unreliable; None where there was none.
     """
 

@@ -44,7 +44,6 @@ def chosen(cut: Cut, framework: Framework, mode: Mode, is_built: bool = True) ->
     """The cut with the sites that are worth it, each with what was measured.
 
     Args:
-        cut: as found.
         framework: what computes a site otherwise.
         mode: `predicted`: nothing is measured, and stored measurements count; `measured`: sites of which none
             is stored are measured, and that is stored.

@@ -53,7 +53,6 @@ class Framework(Protocol):
         """A call of the framework's own operators, which gives the site's results.
 
         Args:
-            site: the site.
             values: tensors by the names of the values that the site reads; in NumPy, or on the target's GPU.
 
         Raises:

@@ -354,7 +354,6 @@ def folded(
     Args:
         stages: the operators behind the contraction.
         weight: the features along the first axis.
-        features: how many.
         groups: of a transposed convolution, whose weight has the features of one along its second axis.
     """
     factor, summand = np.ones(features), np.zeros(features)

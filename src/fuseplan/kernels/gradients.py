@@ -60,8 +60,6 @@ def gradient(src: TensorSpec, features: int, groups: int, window: Window, precis
 
     Args:
         src: (n, c, *spatial), any strides.
-        features: the layer's.
-        groups: of channels and features.
         window: how the layer's moves.
         precision: of the products.
     """

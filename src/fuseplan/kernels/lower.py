@@ -349,9 +349,7 @@ def _operand(
     """The operand with its axes in the kernel's order.
 
     Args:
-        made: the plan's.
         src: of the operator that takes it.
-        role: of the kernel's.
         places: the kernel's axis of each of src's; n, c, spatial unless given.
         order: of the operand's axes; that of the kernel's axes unless given.
     """

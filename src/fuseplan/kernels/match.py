@@ -197,7 +197,6 @@ class Match:
     """A plan's steps and the rule that fuses them.
 
     Attributes:
-        rule: its name.
         steps: all of the plan's; of an open plan, those of its representative.
         refusals: one of each rule that was tried before it.
         opened: `src` and the keys of the tensors whose outermost extent each launch says; () where none is.

@@ -28,7 +28,6 @@ class DType:
 
     Attributes:
         name: in a plan's text.
-        itemsize: bytes.
         epsilon: distance from 1 to the next number.
         largest: the largest finite number.
         package: the name in torch, JAX and ml_dtypes, and in NumPy where it has the dtype.

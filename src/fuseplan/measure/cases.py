@@ -14,8 +14,6 @@ class Case:
     """A plan.
 
     Attributes:
-        name: its name in tables.
-        plan: its text.
         group: the cases that it is averaged with.
         model: the network that it comes from.
     """

@@ -50,7 +50,6 @@ def random_arrays(
     """`src`, every operand and the old value of every updated result of a plan, by key, in its dtypes.
 
     Args:
-        plan: whose tensors.
         seed: the same seed gives the same tensors in every process; None gives others each time.
         inputs: the distribution of `src`, one of `INPUTS`: `normal` (mean 0, variance 1), `after relu` (its
             negative half is 0), `large mean` (100), `large range` (over seven orders of magnitude),

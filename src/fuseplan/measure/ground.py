@@ -38,10 +38,8 @@ class Ground:
         tensors: `src` and every operand by key, random.
 
     Args:
-        plan: the plan.
         seed: of the random tensors.
         device: torch's name of the tensors' device; None for NumPy's arrays.
-        clock: the machine's.
         inputs: the distribution of `src`, as `data.INPUTS` says.
 
     Raises:

@@ -42,7 +42,6 @@ def eager_calls(
     A call gives a torch tensor, or where the plan has results a tuple of the output and them.
 
     Args:
-        plan: the plan.
         copies: `src` and every operand by its key: torch tensors, or NumPy arrays.
         stages: the calls of torch for a plan without training operators.
         layout: `nchw` or `nhwc` to put all tensors into; else weights alone are put into the layout of src,

@@ -30,7 +30,6 @@ class Given:
     """A node, and the graph that its operators are added to.
 
     Attributes:
-        node: ONNX's message.
         inputs: names of values; empty where an optional one is left out.
         added: the nodes so far.
     """

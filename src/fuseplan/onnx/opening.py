@@ -13,12 +13,7 @@ from fuseplan.onnx.reader import read
 
 
 def open_kernels(model: Any, types: Mapping[str, Type]) -> OpenKernels:
-    """The kernels for all batches of a model; none where it leaves no outermost extent of an input open.
-
-    Args:
-        model: ONNX's message.
-        types: of its inputs, for one batch.
-    """
+    """The kernels for all batches of a model; none where it leaves no outermost extent of an input open."""
     other = {name: made for name, made in types.items() if made.shape is not None}
     for each in model.graph.input:
         extents = each.type.tensor_type.shape.dim

@@ -46,7 +46,6 @@ class ReadModel:
     """A model read for given types of its inputs.
 
     Attributes:
-        graph: the graph.
         outputs: the value of each of the model's outputs, by the output's name.
         protos: ONNX's messages of the nodes, by the names of their origins.
     """
@@ -87,7 +86,6 @@ def input_types(model: Any, extent: int | None = None) -> dict[str, Type]:
     """The types of the inputs that a caller gives, as the model declares them.
 
     Args:
-        model: ONNX's message.
         extent: in the place of extents that are no numbers; None leaves such shapes unknown.
     """
     stored = {each.name for each in model.graph.initializer}

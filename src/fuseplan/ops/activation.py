@@ -141,7 +141,6 @@ class Power(Elementwise):
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        """The identity above the threshold, and a power that is none of the easy ones."""
         yield from super().samples()
         yield "f32[2x5x3x7]", cls(alpha=0.5, beta=0.25, gamma=1.75)
 
@@ -215,7 +214,6 @@ class Clamp(Elementwise):
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        """Both bounds, and one."""
         for text in SAMPLE_TENSORS:
             yield text, cls(-0.5, 0.75)
         yield "f32[3x5]", cls(0, float("inf"))
@@ -241,7 +239,6 @@ class Gelu(Elementwise):
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        """Both forms."""
         yield from super().samples()
         yield "f32[2x5x3x7]", cls("tanh")
 

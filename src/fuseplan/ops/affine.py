@@ -65,7 +65,6 @@ class Add(Elementwise):
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        """A plain residual and a weighted one."""
         yield from super().samples()
         yield "f32[2x5x3x7]", cls(alpha1=0.5, alpha2=-2)
 
@@ -141,7 +140,6 @@ class BatchNorm(Elementwise):
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        """Each mode, with either form of the variance."""
         yield from super().samples()
         for mode in MODES:
             yield "f32[2x5x3x7, nhwc]", cls(mode, inverse=True)
@@ -172,7 +170,6 @@ class Prelu(Elementwise):
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        """A slope a channel, and one for all."""
         yield from super().samples()
         yield "f32[2x5x3x7, nhwc]", cls(shared=True)
 
@@ -211,7 +208,6 @@ class Spread(Elementwise):
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        """Axes in front, behind, and apart."""
         yield "f32[3x5]", cls((0,))  # type: ignore[call-arg]
         yield "f32[2x3x7]", cls((-2, -1))  # type: ignore[call-arg]
         yield "f32[2x3x7]", cls((0, 2))  # type: ignore[call-arg]

@@ -100,7 +100,6 @@ class Conv(OfConvolution):
         return src.with_shape(self.convolved(src))
 
     def meaning(self, given: Given) -> tuple[Array, dict[str, Array]]:
-        """The correlation in float64."""
         weight = given.operands["weight"]
         return correlation(given.src, weight, self.window(given.spec), self.groups, given.by), {}
 
@@ -111,9 +110,7 @@ def correlation(src: Array, weight: Any, window: Window, groups: int, by: Arithm
     Args:
         src: (n, c, *spatial).
         weight: (features, c/groups, *kernel); with an axis of images in front, each has its own.
-        window: how it moves over src.
         groups: of channels and features.
-        by: the arithmetic of the arrays.
     """
     is_each = weight.ndim > src.ndim
     features = weight.shape[is_each]
@@ -138,7 +135,6 @@ class Conv1d(Conv):
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        """Each attribute, on odd sizes."""
         yield "f32[2x3x11]", cls(5, kernel=3)
         yield "f32[3x4x13, nwc]", cls(6, kernel=4, stride=3, padding=((2, 1),), dilation=2, groups=2)
 
@@ -161,7 +157,6 @@ class Conv2d(Conv):
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        """Each attribute, on odd sizes."""
         yield "f32[3x5x6x7, nhwc]", cls(7, kernel=1)
         yield "f32[2x3x9x11]", cls(5, kernel=3, padding=1)
         yield "f32[2x3x9x8, nhwc]", cls(4, kernel=(3, 5), stride=2, padding="same")
@@ -182,7 +177,6 @@ class Conv3d(Conv):
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        """Each attribute, on odd sizes."""
         yield "f32[2x3x4x5x6]", cls(5, kernel=3, padding=1)
         yield "f32[2x4x5x3x7, ndhwc]", cls(6, kernel=(1, 3, 2), stride=(2, 1, 3), padding="same", groups=2)
 

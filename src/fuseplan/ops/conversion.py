@@ -76,7 +76,6 @@ class Cast(Conversion):
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        """To each dtype and from it, on a tensor of each rank and odd size."""
         for dtype in ("f16", "bf16", "f8e4m3", "f8e5m2", "i8", "i32", "bool", "f64"):
             yield "f32[2x5x3x7, nhwc]", cls(dtype)
             yield f"{dtype}[2x3x7]", cls("f32")
@@ -144,7 +143,6 @@ class Quantize(Scaled):
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        """Each dtype and each extent of the scales, on odd sizes."""
         yield "f32[3x5]", cls("i8")
         yield "f32[2x5x3x7, nhwc]", cls("i8", "channel", zero_points=True)
         yield "f32[2x3x7]", cls("f8e4m3", "row")
@@ -194,7 +192,6 @@ class Dequantize(Scaled):
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        """Each dtype and each extent of the scales, on odd sizes."""
         yield "i8[3x5]", cls()
         yield "i8[2x5x3x7, nhwc]", cls("f16", "channel", zero_points=True)
         yield "f8e4m3[2x3x7]", cls("bf16", "row")

@@ -80,7 +80,6 @@ class Embedding(Op):
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        """Each dtype of the indices, and odd numbers of features."""
         yield "i64[3x5]", cls(7, 5)
         yield "i32[2x3x7]", cls(11, 16)
         yield "i64[9x1]", cls(4, 3, from_end=True)

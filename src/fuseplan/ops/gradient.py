@@ -43,13 +43,11 @@ class LinearWeightGradient(Op):
         return TensorSpec((self.features, src.shape[-1]), src.dtype)
 
     def meaning(self, given: Given) -> tuple[Array, dict[str, Array]]:
-        """The product in float64."""
         rows = given.operands["grad"].reshape(-1, self.features)
         return rows.T @ given.src.reshape(-1, given.src.shape[-1]), {}
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        """Each rank, on odd sizes."""
         yield "f32[7x5]", cls(9)
         yield "f32[2x7x5]", cls(3)
         yield "f32[2x3x7x5]", cls(11)
@@ -82,7 +80,6 @@ class ConvWeightGradient(OfConvolution):
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        """Those of the convolution."""
         for src, op in CONVOLUTIONS[cls.axes - 1].samples():
             fields: dict[str, Any] = op.attributes()
             yield src, cls(**fields)

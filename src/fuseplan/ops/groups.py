@@ -73,7 +73,6 @@ class OfGroups(PerImage):
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        """Each rank, both orders of the axes, odd sizes."""
         make: Any = cls  # one with the fields
         yield "f32[3x6]", make(2)
         yield "f32[2x6x7]", make(3, affine=False)
@@ -89,7 +88,6 @@ class OfChannels(PerImage):
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        """Each rank, both orders of the axes, odd sizes."""
         make: Any = cls  # one with the fields
         yield "f32[2x6x7]", make()
         yield "f32[2x5x3x7, nhwc]", make(affine=False)

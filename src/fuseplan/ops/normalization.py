@@ -42,7 +42,6 @@ class Normalization(Op):
 
     @property
     def reads(self) -> str | None:
-        """Axis 1."""
         return "channels"
 
     @property

@@ -57,7 +57,6 @@ class Parted(Elementwise):
         return src if src.layout is not None and tuple(shape) == src.shape else src.with_shape(shape)
 
     def meaning(self, given: Given) -> tuple[Array, dict[str, Array]]:
-        """The formulas in float64, part by part."""
         dst, split = given.by.empty(self.output(given.spec).shape), self.split(given.spec)
         return split.fill(dst, self.formulas(given.spec), self.leaf_values(given), given.by.table), {}
 
@@ -73,7 +72,6 @@ class Gated(Parted):
 
     @property
     def reads(self) -> str | None:
-        """The last axis, or the one that is named."""
         return "rows" if self.axis == "last" else None
 
     def split(self, src: TensorSpec) -> Split:
@@ -92,7 +90,6 @@ class Gated(Parted):
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        """Each rank, activation, gate and order of the parts."""
         make: Any = cls  # one with the fields
         yield "f32[3x10]", make()
         yield "f32[2x3x14]", make(Silu(), gate="first")
@@ -247,7 +244,6 @@ class Rotary(Parted):
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        """Both orders of the axes and of the pairs, a part of the axis, and angles of each image."""
         yield "f32[2x3x5x14, bhsd]", cls()
         yield "f32[2x5x3x14, bshd]", cls(interleaved=True)
         yield "f32[2x3x5x14]", cls(dims=6)

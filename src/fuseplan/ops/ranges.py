@@ -49,7 +49,6 @@ class Within(Elementwise):
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        """Features that are innermost."""
         yield "f32[3x5]", cls(7)
         yield "f32[2x5x3x7, nhwc]", cls(9)
 
@@ -111,7 +110,6 @@ class Split(Elementwise):
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        """Equal ranges and others."""
         yield "f32[3x6]", cls(("q", "k", "v"))
         yield "f32[2x5x3x7, nhwc]", cls(("a", "b"), (2, 3))
 

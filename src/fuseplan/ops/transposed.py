@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, replace
 from itertools import product
@@ -69,11 +68,6 @@ class ConvTranspose(OfConvolution):
         window, weight = self.window(given.spec), given.operands["weight"]
         return spread(given.src, by_groups(weight, self.groups), window, given.by.zeros), {}
 
-    @classmethod
-    @abstractmethod
-    def samples(cls) -> Iterator[tuple[str, Op]]:
-        """Tensors and transposed convolutions of them."""
-
 
 def by_groups(weight: Any, groups: int) -> Any:
     """A weight (c, features/groups, *kernel) as (groups, features/groups, c/groups, *kernel)."""
@@ -125,7 +119,6 @@ class ConvTranspose1d(ConvTranspose):
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        """Each attribute, on odd sizes."""
         yield "f32[2x3x7]", cls(5, kernel=3, stride=2, padding=1)
         yield "f32[1x4x5, nwc]", cls(6, kernel=4, stride=3, padding=((2, 1),), dilation=2, groups=2)
 
@@ -148,7 +141,6 @@ class ConvTranspose2d(ConvTranspose):
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        """Each attribute, on odd sizes."""
         yield "f32[2x5x6x7, nhwc]", cls(7, kernel=2, stride=2)
         yield "f32[2x3x5x4]", cls(5, kernel=3, padding=1)
         yield "f32[1x3x5x7]", cls(4, kernel=4, stride=2, padding=1)
@@ -173,7 +165,6 @@ class ConvTranspose3d(ConvTranspose):
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        """Each attribute, on odd sizes."""
         yield "f32[1x3x3x4x5]", cls(5, kernel=3, stride=2, padding=1, output_padding=(1, 0, 1))
         yield "f32[2x4x2x3x5, ndhwc]", cls(6, kernel=(1, 3, 2), stride=(2, 1, 2), padding=(0, 1, 0), groups=2)
 

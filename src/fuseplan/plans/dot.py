@@ -14,8 +14,6 @@ def dot_text(src: TensorSpec, steps: Sequence[Any], fused: str | None = None) ->
     """The graph of a plan.
 
     Args:
-        src: its input.
-        steps: its steps.
         fused: what makes one kernel of them; they stand in a frame with this title.
     """
     lines = [

@@ -20,8 +20,6 @@ def named(src: TensorSpec, ops: Sequence[Op], write: Write) -> TensorSpec:
     """The input with the names that its operators give its axes; itself where its layout names them.
 
     Args:
-        src: the input.
-        ops: all operators.
         write: writes a plan, for the error.
 
     Raises:
@@ -69,7 +67,6 @@ def check(src: TensorSpec, ops: Sequence[Op], write: Write) -> None:
 
     Args:
         src: the plan's input, as `named` gives it; results have the same names, or some of them.
-        ops: the operators.
         write: writes a plan, for the error.
 
     Raises:

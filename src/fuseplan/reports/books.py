@@ -29,8 +29,6 @@ def books(
     """The report on a cut graph, each of whose sites is one launch.
 
     Args:
-        cut: the graph and its plans.
-        target: the machine.
         libraries: how many operators other libraries run, by what runs them.
         numpy: how many operators NumPy runs.
         copies: values that are copied between steps.

@@ -124,8 +124,6 @@ def profiled(
 
     Args:
         report: what becomes of its operators.
-        graph: as it was read.
-        target: the machine.
         runner: the runtime that ran the operators.
         seconds: of each operator, by name; operators that are not run have none.
     """

@@ -20,8 +20,6 @@ def report_of(placement: Placement, target: Target | str, ran: Mapping[int, str]
     """The report on the steps of a run.
 
     Args:
-        placement: the steps.
-        target: the machine.
         ran: what runs the operators of another library, by the identity of the node; without it,
             the library's word stands for it.
     """

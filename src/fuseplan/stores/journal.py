@@ -95,7 +95,6 @@ def read(name: str, made: Callable[[Any], R]) -> list[R]:
     """The records in a file, oldest first; a line or a file that is broken costs itself and one warning.
 
     Args:
-        name: of the file.
         made: makes a record of a line's value; raises ValueError where it is none.
     """
     where = cache.folder()

@@ -106,8 +106,6 @@ def read(place: Path, most: int, *, marks_use: bool = False) -> bytes:
     """The bytes of a private file of at most `most`.
 
     Args:
-        place: the file.
-        most: bytes.
         marks_use: set the file's time, once a day, so that the files which nobody uses can be told.
 
     Raises:

@@ -92,7 +92,6 @@ def record(kind: type[R], told: Any, where: str = "it") -> R:
     """The record that an object tells, with its lists as tuples.
 
     Args:
-        kind: a dataclass.
         told: the object; a member for a field that is a dataclass is an object too.
         where: its place in the file, for the message.
 

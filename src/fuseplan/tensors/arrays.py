@@ -34,7 +34,6 @@ class Buffer:
 
     Attributes:
         address: of the element at index zero on every axis.
-        shape: logical extents.
         dtype: one of `DTYPES`.
         strides: in elements and logical order; may be zero or negative.
         readonly: must not be written.

@@ -247,7 +247,6 @@ class TorchForm:
     """What a torch tensor that was accepted looks like.
 
     Args:
-        tensor: the tensor.
         unaligned: bits that no address may have.
     """
 

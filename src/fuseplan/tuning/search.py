@@ -69,7 +69,6 @@ def search(
 
     Args:
         records: of the plan, chosen by the cost model.
-        ground: its tensors.
         prepare: builds candidates, many at once where the toolchain can.
         toolchain: the backend's versions, for the choice's key.
         seconds: about how long to search; the cost model's own choice is measured however short that is.

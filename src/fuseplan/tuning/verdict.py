@@ -133,8 +133,6 @@ def judge(
     """Times the variants, of which `FUSED` is the fused kernel, and keeps the verdict if it is reliable.
 
     Args:
-        records: of the fused plan.
-        ground: its tensors.
         variants: by name: the fused kernel, `UNFUSED`, and each framework.
         refused: other runs, and why they are not among the variants.
         patience: seconds to wait for other programs to rest.
@@ -174,7 +172,6 @@ def verdict_on(records: Records, runner: Runner, ground: Ground, patience: float
     Args:
         records: of the fused plan; its target is one of this machine's.
         runner: of its program.
-        ground: the plan's, on the target.
         patience: seconds to wait for other programs to rest.
 
     Raises:

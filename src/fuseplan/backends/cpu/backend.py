@@ -18,12 +18,7 @@ from fuseplan.tensors.arrays import address_of, aligned_bytes
 
 
 class Function:
-    """A kernel at an address.
-
-    Attributes:
-        address: of its entry.
-        source: what it was made of.
-    """
+    """A kernel at an address."""
 
     def __init__(self, address: int, source: Source) -> None:
         self.address, self.source = address, source
@@ -83,7 +78,6 @@ class CpuBackend(Backend):
         return TEMPLATES
 
     def fingerprint(self) -> str | None:
-        """Versions of llvmlite and LLVM."""
         with loading:
             from fuseplan.backends.cpu import toolchain
 
@@ -99,14 +93,12 @@ class CpuBackend(Backend):
         return f"this processor ({host.cpu}) has no {', '.join(lacking)}" if lacking else None
 
     def compile_object(self, source: Source, kernel: Kernel, template: Template, target: Target) -> bytes:
-        """Object code for this processor."""
         with loading:
             from fuseplan.backends.cpu import toolchain
 
         return toolchain.compile_object(source.text)
 
     def listings(self, target: Target) -> tuple[str, ...]:
-        """LLVM's assembly."""
         return ("asm",)
 
     def listing(self, kind: str, source: Source, kernel: Kernel, template: Template, target: Target) -> str:
@@ -117,7 +109,6 @@ class CpuBackend(Backend):
         return toolchain.assembly(source.text, triple=triple, cpu=target.cpu, features=target.features)
 
     def load(self, kernel: Kernel, source: Source, code: bytes, target: Target) -> Function:
-        """The kernel's entry."""
         with loading:
             from fuseplan.backends.cpu import toolchain
 

@@ -32,7 +32,6 @@ class Frame:
     Args:
         choice: the template with its knobs; the text begins with its name and what it does.
         kernel: the computation, as the template sees it.
-        target: the machine.
         workspace: whether the kernel has one.
         planned: the kernel as the plan says it, for the text's head, where that is another.
     """

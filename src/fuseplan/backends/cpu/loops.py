@@ -27,11 +27,8 @@ def pieces(
     """Calls part(first, count) for whole pieces of an extent in a loop, then for what is left, if anything.
 
     Args:
-        b: the function being written.
-        extent: elements.
         size: elements of a whole piece.
         part: writes the code of one piece.
-        name: of the loop's counter.
         within: the first element, and the one behind the last, where these are not all: an end behind the
             whole pieces is the extent's.
         numbered: `within` and `first` count pieces, not elements.

@@ -95,7 +95,6 @@ def portable_object(text: str, kind: Target, *more: str, public: Sequence[str] =
     """One position-independent object of several texts, for any machine of a kind, whatever this one is.
 
     Args:
-        text: LLVM IR.
         kind: of machine.
         *more: LLVM IR that is linked with the text.
         public: the only functions that others may link with; all of the texts' unless given.

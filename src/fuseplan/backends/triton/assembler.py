@@ -32,9 +32,7 @@ class Assembler:
     """One ptxas.
 
     Attributes:
-        path: the program.
         version: as it tells it, `13.4.59`.
-        size: bytes of the program.
     """
 
     path: Path
@@ -66,8 +64,6 @@ class Assembler:
         """A cubin of PTX, and the log, which tells its resources.
 
         Args:
-            ptx: the kernel's PTX.
-            capability: of the GPU, 90 for sm_90.
             text: of the kernel, for the error.
 
         Raises:
@@ -99,9 +95,6 @@ def assembler(package: Path) -> Assembler:
     The setting FUSEPLAN_PTXAS names it. Without the setting it is the first of CUDA 13.3 or later whose code
     this machine's driver loads, Triton's `ptxas-blackwell` before those of the PyPI package nvidia-cuda-nvcc.
     Where there is none, it is Triton's `ptxas`.
-
-    Args:
-        package: the folder of Triton's package.
 
     Raises:
         ArgumentError: the setting names no assembler.

@@ -40,7 +40,6 @@ class TritonBackend(Backend):
         return TEMPLATES
 
     def fingerprint(self) -> str | None:
-        """Triton's version."""
         with loading:
             from fuseplan.backends.triton import toolchain
 
@@ -90,24 +89,20 @@ class TritonBackend(Backend):
         return toolchain.compile_all(pairs, target, workers=workers, seconds=seconds)
 
     def resources(self, code: bytes) -> Mapping[str, int]:
-        """Registers, spills, shared memory."""
         with loading:
             from fuseplan.backends.triton import toolchain
 
         return toolchain.resources(code)
 
     def listings(self, target: Target) -> tuple[str, ...]:
-        """NVIDIA's two levels, or AMD's one."""
         return ("asm",) if target.name.startswith("gfx") else ("ptx", "sass")
 
     def listing(self, kind: str, source: Source, kernel: Kernel, template: Template, target: Target) -> str:
-        """What Triton, or ptxas, makes of the source."""
         from fuseplan.backends.triton import toolchain
 
         return toolchain.listing(kind, source, kernel, template, target)
 
     def load(self, kernel: Kernel, source: Source, code: bytes, target: Target) -> Loaded:
-        """The binary as a module of the device."""
         with loading:
             from fuseplan.backends.triton import launch, memory
 

@@ -53,8 +53,6 @@ def compile_source(
     """Machine code of a source.
 
     Args:
-        source: Triton's or Gluon's text and what it says of its arguments.
-        types: of the arguments, from `signature.types_of`.
         target: a kind of GPU: `sm_90`, `gfx942`; its `l1_bytes` is the most shared memory a program may use.
         assembly: keep the PTX or amdgcn as well.
 

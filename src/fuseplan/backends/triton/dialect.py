@@ -101,7 +101,6 @@ def relative_error(name: str, dtype: str) -> float:
     """The largest relative error of one function, where its result is a normal number.
 
     Args:
-        name: of FUNCTIONS.
         dtype: of the stored tensors.
     """
     row = dtype_of(dtype)
@@ -119,7 +118,6 @@ def table(
     The text imports `triton.language as tl` in either namespace.
 
     Args:
-        text: takes the lines.
         namespace: `tl` or `gl`: what the text calls the language.
         dtype: of the stored results; says how exact the functions have to be.
         compute: the compute dtype; that of `dtype` unless told.

@@ -27,12 +27,7 @@ UNALIGNED = ALIGNMENT - 1  # bits that no address has
 
 
 class DeviceCopy:
-    """A tensor that a kernel reads.
-
-    Attributes:
-        tensor: on the device.
-        address: where it begins.
-    """
+    """A tensor that a kernel reads."""
 
     __slots__ = ("address", "tensor")
 
@@ -44,7 +39,6 @@ class Queue:
     """Where launches on a device go: torch's current stream there.
 
     Attributes:
-        device: the device's index.
         stream: gives the current stream's handle.
     """
 

@@ -25,7 +25,6 @@ class Writer(ABC):
     """Writes one kernel: a template's writer has the lines of the body, and says how it is launched.
 
     Attributes:
-        kernel: what is computed.
         title: the template's text.
         text: takes the body; functions of its own stand in front of the entry.
         is_open: whether a launch says the extent of an axis.

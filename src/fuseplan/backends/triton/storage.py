@@ -24,7 +24,6 @@ class Storage:
     """Conversions between elements in memory and the compute dtype.
 
     Args:
-        text: takes the lines.
         namespace: `tl` or `gl`: what the text calls the language.
         compute: the compute dtype.
     """

@@ -102,7 +102,6 @@ class Text:
         """Writes a call of a function whose body is written once; the names of its results.
 
         Args:
-            name: the function's.
             given: the values of names in the body that differ from call to call; its other names from outside
                 are passed as they are. Calls that give other names are of a function of their own.
             write: writes the body, and gives the names that it returns; asked once.

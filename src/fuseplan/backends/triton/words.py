@@ -18,7 +18,6 @@ class Words:
     """The meaning of each function of `words.WORDS`, and of `number` and `random`; of numbers, a number.
 
     Args:
-        text: takes the lines.
         namespace: `tl` or `gl`.
         compute: the compute dtype.
         table: the meaning of the other functions.

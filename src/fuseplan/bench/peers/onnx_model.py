@@ -29,11 +29,6 @@ TAKING_ALPHA = ("leaky_relu", "elu")
 def onnx_model(plan: FusionPlan, arrays: Arrays, layers: Sequence[Layer]) -> tuple[bytes, list[str]]:
     """The model's bytes and its inputs in order; what does not come anew with every call is stored in it.
 
-    Args:
-        plan: what it computes.
-        arrays: `src` and operands by key.
-        layers: the plan's, a node or more each.
-
     Raises:
         CannotRunError: an operator has no node here.
     """

@@ -34,10 +34,7 @@ class Declaration:
     """A declared function.
 
     Attributes:
-        name: of the function.
-        section: the heading that it stands under.
         signature: its parameters; the annotation of each is its type as text.
-        text: its docstring.
         bounds: the least and the most of numbers; None for no limit.
         lengths: by the name of a sequence, that of the argument with its length.
     """

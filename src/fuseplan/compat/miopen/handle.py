@@ -44,7 +44,6 @@ class miopenHandle_t(Object):
     Attributes:
         target: where plans run.
         stream: where launches go: a torch stream; None is torch's current one, and all a CPU has.
-        is_profiling: whether launches are timed.
         milliseconds: of the last launch that was timed.
     """
 

@@ -53,8 +53,6 @@ class Lowered:
     """Operators as a fusion plan.
 
     Attributes:
-        plan: the fusion plan.
-        operators: the operators.
         keys: for each operator, the plan's keys by the operator's own names.
         places: for each operator, the index in the plan; two merged operators have the same.
     """

@@ -31,7 +31,6 @@ class miopenFusionOpDescriptor_t(Object):
 
     @property
     def is_alive(self) -> bool:
-        """Whether the plan is."""
         return self.plan.is_alive
 
     def check(self, kind: Kind) -> None:

@@ -33,8 +33,6 @@ class Role:
     """The tensors of a problem as its operator's operands and results.
 
     Attributes:
-        src: the input's id.
-        dst: the output's.
         given: the operator's own names of the other tensors and numbers, by id.
         described: the id whose descriptor has to be set; None where the operator needs none.
     """
@@ -91,7 +89,6 @@ class Part:
         role: the use of its tensors.
         make: the operator, of its input and the tensors described.
         numbers: activAlpha, activBeta and activGamma.
-        tensors: the descriptions, by id.
     """
 
     role: Role

@@ -126,9 +126,7 @@ class miopenTensorArgument_t:
     """A tensor of a problem, or a number.
 
     Attributes:
-        id: which.
         descriptor: as the problem describes it; None is that.
-        buffer: the tensor, or the number.
     """
 
     id: miopenTensorArgumentId_t

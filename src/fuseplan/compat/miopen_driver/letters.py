@@ -76,7 +76,6 @@ class Letter:
         letters: its letters behind one dash; empty for an option without a letter in MIOpen.
         word: its name behind two dashes.
         default: its value where the line leaves it out; the line takes a value of this type.
-        meaning: for the help.
         least, most: of a whole number; None for no limit.
         words: the words that it takes; any unless given.
         is_numbered: whether MIOpen writes the words' numbers.

@@ -23,7 +23,6 @@ class How:
     """The wanted steps of a run.
 
     Attributes:
-        target, threads: as for `compile`.
         is_verified: compare with float64.
         is_timed: take the kernel's time.
         is_walled: take the host's time too, until the result is there.
@@ -61,7 +60,6 @@ class Driven:
     """How a plan did.
 
     Attributes:
-        compiled: the plan.
         checks: of the output and of each result; none where they were not compared.
         kernel, wall: times; None where they were not taken.
         verdict: the unfused runs beside it; None where it was not compared, or is wrong.

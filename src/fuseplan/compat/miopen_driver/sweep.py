@@ -21,7 +21,6 @@ class Line:
     """One of many lines.
 
     Attributes:
-        text: as it stands.
         place: the file and the line's number, or the combination's.
     """
 

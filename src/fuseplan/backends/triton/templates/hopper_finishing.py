@@ -155,7 +155,6 @@ class Finishing:
         """The stages of a part, and its copy to dst.
 
         Args:
-            total: name of the sum.
             place: text of the part's number.
             at: where it begins in dst.
             column: its features.
