@@ -15,8 +15,7 @@ from fuseplan.compile import compile as compile_plan
 from fuseplan.errors import counted
 from fuseplan.kernels.target import parse_target
 from fuseplan.kernels.template import Accuracy
-from fuseplan.measure.checks import Check, checks_of
-from fuseplan.measure.ground import ground_of
+from fuseplan.measure.ground import Check, checks_of, ground_of
 from fuseplan.measure.peaks import measured_gpu_peaks, measured_peaks
 from fuseplan.measure.quiet import undisturbed, unsteady
 from fuseplan.measure.stats import Timing

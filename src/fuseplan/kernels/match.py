@@ -8,15 +8,17 @@ from typing import Any, TypeVar, cast
 
 from fuseplan.errors import Unsupported
 from fuseplan.kernels.joined import are_joined, parts_fit
-from fuseplan.kernels.summary import is_summed, summary_claims
 from fuseplan.language.extents import OPEN
 from fuseplan.language.tensor import TensorSpec
+from fuseplan.messages.quantities import bytes_text
 from fuseplan.messages.reasons import Claim, Reason, Refusal, claim, first_refusal
 from fuseplan.op import Op
 from fuseplan.ops.embedding import Embedding
+from fuseplan.ops.normalization import Normalization
 from fuseplan.ops.ranges import RANGES, Within
 from fuseplan.plans.plan import FusionPlan, as_plan
 from fuseplan.plans.step import Step
+from fuseplan.scalar import leaves_of
 
 AnyOp = TypeVar("AnyOp", bound=Op)
 
@@ -274,3 +276,33 @@ def unfuse(plan: FusionPlan | str) -> tuple[FusionPlan, ...]:
 def alone(op: AnyOp) -> AnyOp:
     """The operator with tensors as operands, where it reads earlier values of its plan."""
     return cast(AnyOp, replace(cast(Any, op), **dict.fromkeys(op.again))) if op.again else op
+
+
+def is_summed(centres: Sequence[Step]) -> bool:
+    """Whether the second centre has statistics of the features that the first one makes, and is the last."""
+    if len(centres) != 2:
+        return False
+    first, second = centres
+    if first.op.kind != "contraction" or first.op.is_gradient or not isinstance(second.op, Normalization):
+        return False
+    return second.op.over(second.src) == (second.src.channel_axis,) and not second.op.split(second.src)
+
+
+def summary_claims(steps: Sequence[Step], first: Step, second: Step) -> Iterator[Claim]:
+    """What follows reads the numbers alone, and no step has places, parts or values to keep."""
+    op, made = second.op, second.src
+    assert isinstance(op, Normalization)  # by `is_summed`
+    names = {key for _, key in second.statistics}
+    again = [*second.formulas, *op.result_formulas(second.leaves, made).values()]
+    own = [term for each in op.reductions(second.leaves, made) for term in each.expressions]
+    is_once = not any("x" in leaves_of(each) for each in again)
+    is_once = is_once and not any(names & leaves_of(each) for each in own)
+    yield claim(is_once, Reason.RESULT_AGAIN, got=None if is_once else _told(made), operator=second.index)
+    kept = [step for step in steps if step.op.has_parts or step.indices or (step.results and step != second)]
+    at, told = (max(second.index, kept[0].index), kept[0].title) if kept else (None, None)
+    yield claim(not kept, Reason.BESIDE_SUMMARY, got=told, operator=at)
+
+
+def _told(made: TensorSpec) -> str:
+    rows = made.size // made.channels
+    return f"{rows} x {made.channels} elements, {bytes_text(made.nbytes)}, one pass to sum and one to write"

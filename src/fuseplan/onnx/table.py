@@ -15,11 +15,20 @@ from onnx import helper
 
 from fuseplan.graph.ops import Concat, Expand, Permute, Reduce, Reshape
 from fuseplan.graph.why import Why
-from fuseplan.onnx.attention import attention
 from fuseplan.onnx.given import Given, LeftError
-from fuseplan.onnx.norms import batch_norm, groups, rows
-from fuseplan.onnx.ranges import slices, split
-from fuseplan.onnx.windows import average_pool, convolution, max_pool, pad, transposed
+from fuseplan.onnx.rows import (
+    attention,
+    average_pool,
+    batch_norm,
+    convolution,
+    groups,
+    max_pool,
+    pad,
+    rows,
+    slices,
+    split,
+    transposed,
+)
 from fuseplan.op import Op
 from fuseplan.ops import activation
 from fuseplan.ops.affine import Bias, Prelu

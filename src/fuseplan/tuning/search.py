@@ -16,8 +16,7 @@ from typing import Any
 from fuseplan.errors import ArgumentError, FuseplanError
 from fuseplan.execution.stages import Records
 from fuseplan.kernels.template import Template
-from fuseplan.measure.checks import first_wrong
-from fuseplan.measure.ground import Ground
+from fuseplan.measure.ground import Ground, first_wrong
 from fuseplan.measure.quiet import unsteady
 from fuseplan.measure.stats import Timing
 from fuseplan.stores.tuned import Tuned, key_of

@@ -18,8 +18,7 @@ from fuseplan.errors import ArgumentError, FuseplanError
 from fuseplan.execution.run import BoundPlan
 from fuseplan.execution.runner import Runner
 from fuseplan.execution.stages import Records
-from fuseplan.measure.checks import first_wrong
-from fuseplan.measure.ground import Ground
+from fuseplan.measure.ground import Ground, first_wrong
 from fuseplan.measure.layers import CannotRunError
 from fuseplan.measure.quiet import undisturbed, unsteady
 from fuseplan.stores import journal

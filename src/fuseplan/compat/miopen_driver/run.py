@@ -11,8 +11,7 @@ from fuseplan.compat.miopen_driver.command import command_of
 from fuseplan.compile import CompiledPlan
 from fuseplan.compile import compile as compile_plan
 from fuseplan.execution.runner import runner_of
-from fuseplan.measure.checks import Check, checks_of
-from fuseplan.measure.ground import Ground, ground_of
+from fuseplan.measure.ground import Check, Ground, checks_of, ground_of
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.stores.tuned import processor_of
 from fuseplan.tuning.verdict import Verdict, verdict_on
