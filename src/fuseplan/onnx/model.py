@@ -33,10 +33,10 @@ from fuseplan.onnx.reader import ReadModel, input_types, open_kernels, read
 from fuseplan.onnx.runtime import RUNTIME, Onnx, evaluator, problem, runtime_of
 from fuseplan.onnx.stored import release, whole
 from fuseplan.onnx.writing import Written, written
+from fuseplan.reports.books import report_of
 from fuseplan.reports.comparison import Comparison, compared
 from fuseplan.reports.profile import Profile, profiled
 from fuseplan.reports.report import Report
-from fuseplan.reports.runs import report_of
 from fuseplan.reports.tried import Tried, tried
 from fuseplan.system import limits
 from fuseplan.system.locks import Lock

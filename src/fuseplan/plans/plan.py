@@ -26,8 +26,8 @@ from fuseplan.op import Op
 from fuseplan.ops.normalization import Normalization
 from fuseplan.ops.save import Save
 from fuseplan.plans import naming
+from fuseplan.plans.dot import PlanTable
 from fuseplan.plans.given import given_by_key, wide
-from fuseplan.plans.notebook import PlanTable
 from fuseplan.plans.step import Step
 from fuseplan.plans.text import check_count, named_text, parse_json, parse_plan, plan_json, plan_text
 

@@ -7,7 +7,6 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-from fuseplan.compat.miopen.activations import backward, forward, miopenActivationDescriptor_t
 from fuseplan.compat.miopen.arguments import factor_of, has_statistics
 from fuseplan.compat.miopen.call import bad_parameter
 from fuseplan.compat.miopen.enums import miopenBatchNormMode_t
@@ -22,7 +21,15 @@ from fuseplan.compat.miopen.kinds import (
     RESIDUAL,
     TRAINING,
 )
-from fuseplan.compat.miopen.operators import Lowered, Operator, lowered, without_ones
+from fuseplan.compat.miopen.operators import (
+    Lowered,
+    Operator,
+    backward,
+    forward,
+    lowered,
+    miopenActivationDescriptor_t,
+    without_ones,
+)
 from fuseplan.compat.miopen.tensors import MODE_WORDS, check_parameters, check_same
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.ops.affine import Add, BatchNorm, Bias

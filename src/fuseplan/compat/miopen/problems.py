@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 
-from fuseplan.compat.miopen.activations import backward, forward, miopenActivationDescriptor_t
 from fuseplan.compat.miopen.call import Object, bad_parameter, invalid_value, not_implemented
 from fuseplan.compat.miopen.convolutions import miopenConvolutionDescriptor_t
 from fuseplan.compat.miopen.enums import (
@@ -15,7 +14,16 @@ from fuseplan.compat.miopen.enums import (
     miopenTensorArgumentId_t,
 )
 from fuseplan.compat.miopen.kinds import BACKWARD, BIAS, CONVOLUTION, INFERENCE, TRAINING, pairs
-from fuseplan.compat.miopen.operators import Lowered, Operator, check_described, lowered, normalization
+from fuseplan.compat.miopen.operators import (
+    Lowered,
+    Operator,
+    backward,
+    check_described,
+    forward,
+    lowered,
+    miopenActivationDescriptor_t,
+    normalization,
+)
 from fuseplan.compat.miopen.tensors import is_same
 from fuseplan.compat.miopen.tensors import miopenTensorDescriptor_t as Tensor
 from fuseplan.language.tensor import TensorSpec

@@ -17,9 +17,8 @@ from click.core import ParameterSource
 from fuseplan.cli.options import AS_JSON, PATIENCE, PLAN, TARGET, THREADS, Command, completing
 from fuseplan.cli.screen import Screen
 from fuseplan.cli.statuses import RIGHT, WRONG, error_json, known_error, status_of
-from fuseplan.compat.miopen_driver.command import command_of
 from fuseplan.compat.miopen_driver.letters import BY_WORD, LETTERS, PROBLEMS, Letter
-from fuseplan.compat.miopen_driver.problem import Problem
+from fuseplan.compat.miopen_driver.problem import Problem, command_of
 from fuseplan.compat.miopen_driver.report import driver_report
 from fuseplan.compat.miopen_driver.run import Driven, How, Seconds, drive
 from fuseplan.compat.miopen_driver.sweep import Line, all_combinations, is_plan, lines_of, words_of

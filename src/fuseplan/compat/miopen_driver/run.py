@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any
 
-from fuseplan.compat.miopen_driver.command import command_of
+from fuseplan.compat.miopen_driver.problem import command_of
 from fuseplan.compile import CompiledPlan
 from fuseplan.compile import compile as compile_plan
 from fuseplan.execution.runner import runner_of
