@@ -78,11 +78,7 @@ class Options:
 
     @property
     def names(self) -> list[str]:
-        """Names of all that is measured, in order.
-
-        Raises:
-            ArgumentError: there is no such peer.
-        """
+        """Names of all that is measured, in order; an ArgumentError where there is no such peer."""
         if self.chosen:
             return [*self.chosen]
         return known(self.is_on_gpu).named(self.peers, is_twice=self.is_twice, is_unfused=self.is_unfused)

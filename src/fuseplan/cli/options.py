@@ -29,11 +29,7 @@ class Duration(click.FloatRange):
         super().__init__(0)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The number.
-
-        Raises:
-            click.BadParameter: the text is no such number.
-        """
+        """The number; a click.BadParameter where the text is no such number."""
         found = float(super().convert(value, param, ctx))
         if not math.isfinite(found):
             self.fail(f"{value} is not a finite number.", param, ctx)
@@ -55,11 +51,7 @@ def accuracy_option(_: click.Context, __: click.Parameter, value: str) -> str | 
 
 
 def counts_option(_: click.Context, __: click.Parameter, value: str) -> tuple[int, ...]:
-    """Thread counts with commas between them.
-
-    Raises:
-        click.BadParameter: a word is none.
-    """
+    """Thread counts with commas between them; a click.BadParameter where a word is none."""
     with contextlib.suppress(ValueError):
         counts = tuple(int(word) for word in value.split(","))
         if all(0 < count <= limits.THREADS for count in counts):

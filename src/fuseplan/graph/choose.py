@@ -29,11 +29,7 @@ SECONDS = 120.0  # of measuring one model: sites behind it are as predicted unti
 
 
 def checked_mode(mode: str) -> Mode:
-    """How sites are chosen.
-
-    Raises:
-        ArgumentError: it is no word that is known.
-    """
+    """How sites are chosen; an ArgumentError where it is no word that is known."""
     for each in get_args(Mode):
         if mode == each:
             return each  # type: ignore[no-any-return]

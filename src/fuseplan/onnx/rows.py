@@ -26,11 +26,7 @@ from fuseplan.ops.windows import Pair, Window
 
 
 def window_of(given: Given, kernel: tuple[int, ...]) -> Window:
-    """The window that a node's attributes tell.
-
-    Raises:
-        LeftError: they are no window of plans.
-    """
+    """The window that a node's attributes tell; a LeftError where they are no window of plans."""
     spatial = given.shape()[2:]
     if not spatial or len(spatial) != len(kernel):
         raise LeftError(Why.SHAPE, given.type())

@@ -162,11 +162,7 @@ class Attention(Attending):
         return self.attend(src)
 
     def output(self, src: TensorSpec) -> TensorSpec:
-        """(b, h, s, features) in the order of src, without gaps.
-
-        Raises:
-            PlanError: as `attend`.
-        """
+        """(b, h, s, features) in the order of src, without gaps; a PlanError as `attend`."""
         return self.attended(src)
 
     def meaning(self, given: Given) -> tuple[Array, dict[str, Array]]:

@@ -19,11 +19,7 @@ PRECISIONS = ("full", "tf32")
 
 
 def check_precision(operator: str, precision: str, src: TensorSpec) -> None:
-    """Checks that a precision applies to src's dtype.
-
-    Raises:
-        PlanError: tf32, and src is not f32.
-    """
+    """Checks that a precision applies to src's dtype; a PlanError for tf32 of another dtype than f32."""
     if precision == "tf32" and src.dtype != "f32":
         raise PlanError(
             f"{operator}: precision=tf32 rounds the factors of f32, and src has another dtype",

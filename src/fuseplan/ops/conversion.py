@@ -175,11 +175,7 @@ class Dequantize(Scaled):
         one_of(self.name, "dtype", self.dtype, FACTORS)
 
     def check_dtype(self, src: TensorSpec) -> None:
-        """Integers and fp8.
-
-        Raises:
-            PlanError: src is not quantized, or has no zero points.
-        """
+        """Integers and fp8; a PlanError where src is not quantized, or has no zero points."""
         known = ("i8",) if self.zero_points else (*QUANTIZED, "i32")
         if src.dtype not in known:
             what = "with zero points takes" if self.zero_points else "takes"

@@ -64,11 +64,7 @@ class DynamicQuantize(Normalization):
         return src.channel_axis, src.channels // self.block
 
     def output(self, src: TensorSpec) -> TensorSpec:
-        """The shape of src, in the operator's dtype.
-
-        Raises:
-            PlanError: the blocks would differ in size.
-        """
+        """The shape of src, in the operator's dtype; a PlanError where the blocks would differ in size."""
         self.split(src)
         return super().output(src).with_dtype(self.dtype)
 

@@ -52,11 +52,7 @@ class Embedding(Op):
             raise refused(self.name, "padding", "must be a row of the table, or -1", got=self.padding)
 
     def check_dtype(self, src: TensorSpec) -> None:
-        """Indices alone.
-
-        Raises:
-            PlanError: src has numbers of another dtype.
-        """
+        """Indices alone; a PlanError where src has numbers of another dtype."""
         if src.dtype not in INDICES:
             raise PlanError("embedding reads indices", got=src.dtype, want=" or ".join(INDICES))
 

@@ -34,11 +34,7 @@ class LinearWeightGradient(Op):
     precision: str = word(PRECISIONS, default="full")
 
     def output(self, src: TensorSpec) -> TensorSpec:
-        """The weight's shape.
-
-        Raises:
-            PlanError: the precision is not for src's dtype.
-        """
+        """The weight's shape; a PlanError where the precision is not for src's dtype."""
         check_precision(self.name, self.precision, src)
         return TensorSpec((self.features, src.shape[-1]), src.dtype)
 

@@ -26,11 +26,7 @@ class Product(Op):
     batched: bool
 
     def check_dtype(self, src: TensorSpec) -> None:
-        """Floating-point numbers, and i8: its sums are exact.
-
-        Raises:
-            PlanError: src has other elements.
-        """
+        """Floating-point numbers, and i8: its sums are exact; a PlanError where src has other elements."""
         if src.dtype != "i8":
             super().check_dtype(src)
 

@@ -33,11 +33,7 @@ class Parted(Elementwise):
 
     @abstractmethod
     def split(self, src: TensorSpec) -> Split:
-        """How the axis is in parts.
-
-        Raises:
-            PlanError: the axis has no such parts.
-        """
+        """How the axis is in parts; a PlanError where the axis has no such parts."""
 
     def turned(self, split: Split, src: TensorSpec) -> int:
         """The number of src's parts that the formulas read."""

@@ -140,11 +140,7 @@ class BatchNormTraining(Normalization):
         return MODES[self.mode]
 
     def output(self, src: TensorSpec) -> TensorSpec:
-        """The shape of src.
-
-        Raises:
-            PlanError: the running variance is of one element, which has none.
-        """
+        """The shape of src; a PlanError where the running variance is of one element, which has none."""
         if self.running and self.count(src) < 2:
             raise PlanError(
                 f"{self.name}: the running variance needs more than one element a mean",

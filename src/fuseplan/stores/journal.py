@@ -20,11 +20,7 @@ class Stored(Record):
 
     @classmethod
     def from_json(cls, told: Any) -> Self:
-        """The record that `to_json` told.
-
-        Raises:
-            ValueError: it did not.
-        """
+        """The record that `to_json` told; a ValueError where it did not."""
         if not isinstance(told, dict):
             raise ValueError("it is not an object")
         return record(cls, {name: told[name] for name in told if name not in cls.derived})

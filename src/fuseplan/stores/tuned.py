@@ -149,11 +149,7 @@ def merged(files: Iterable[Path]) -> list[Tuned]:
 
 
 def read(place: Path) -> Iterator[Tuned]:
-    """The choices in a file.
-
-    Raises:
-        ArgumentError: it cannot be read, or a line is no choice.
-    """
+    """The choices in a file; an ArgumentError where it cannot be read, or a line is no choice."""
     try:
         data = bytes_of(place, limits.LINES_BYTES)
     except (OSError, ValueError) as error:

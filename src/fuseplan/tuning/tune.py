@@ -176,11 +176,7 @@ def tuned_records(
 
 
 def checked_seconds(seconds: float) -> float:
-    """A budget in seconds.
-
-    Raises:
-        ArgumentError: it is no finite number of 0 or more.
-    """
+    """A budget in seconds; an ArgumentError where it is no finite number of 0 or more."""
     try:
         made = as_float(seconds)
     except ValueError:

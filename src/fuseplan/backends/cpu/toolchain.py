@@ -82,11 +82,7 @@ def _optimized(
 
 
 def compile_object(text: str) -> bytes:
-    """Object code for this processor.
-
-    Raises:
-        BuildError: LLVM refuses the text.
-    """
+    """Object code for this processor; a BuildError where LLVM refuses the text."""
     machine = _host_machine()
     return bytes(machine.emit_object(_optimized(text, machine)))
 
@@ -160,11 +156,7 @@ class _Room:
         self.loads = 1
 
     def take(self) -> None:
-        """Counts a load.
-
-        Raises:
-            MemoryError: too few maps are left.
-        """
+        """Counts a load; a MemoryError where too few maps are left."""
         if self.loads % self.LOADS == 0 and maps_left() < limits.SPARE_MAPS:
             raise MemoryError(
                 f"the kernel is not loaded: this process has fewer than {limits.SPARE_MAPS} memory maps "

@@ -108,11 +108,7 @@ def assembler(package: Path) -> Assembler:
 
 
 def own_assembler(package: Path) -> Assembler:
-    """Triton's `ptxas`, whose PTX its kernels are written in.
-
-    Raises:
-        BuildError: it does not run.
-    """
+    """Triton's `ptxas`, whose PTX its kernels are written in; a BuildError where it does not run."""
     path = package / TOOLS / "ptxas"
     found = _asked(path)
     if found is None:

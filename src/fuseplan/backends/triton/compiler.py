@@ -91,11 +91,7 @@ def _told(error: BaseException | None) -> Iterator[str]:
 
 
 def gpu_target(target: Target) -> GPUTarget:
-    """Triton's name of the target.
-
-    Raises:
-        BuildError: it is no kind of GPU.
-    """
+    """Triton's name of the target; a BuildError where it is no kind of GPU."""
     kind, name = target.name[:3], target.name.removeprefix("sm_").rstrip("a")
     if kind == "sm_" and name.isdecimal():
         return GPUTarget("cuda", int(name), 32)

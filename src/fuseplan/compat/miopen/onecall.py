@@ -67,19 +67,11 @@ class Steps:
         self.add(made, arguments, **made.numbers(*numbers))
 
     def scale(self, alpha: float | None, beta: float | None) -> None:
-        """Multiplies the last result.
-
-        Raises:
-            StatusError: beta is not 0.
-        """
+        """Multiplies the last result; a StatusError where beta is not 0."""
         self.given[-1] |= factor_of(ACTIVATION, alpha, beta)
 
     def run(self, call: Call) -> None:
-        """Compiles and launches.
-
-        Raises:
-            FuseplanError: as `checked` and `Call.launch` do.
-        """
+        """Compiles and launches; a FuseplanError as `checked` and `Call.launch` do."""
         call.launch(self.checked(call.src[0]), self.given)
 
     def checked(self, src: TensorSpec) -> Lowered:

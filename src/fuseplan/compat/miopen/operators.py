@@ -185,11 +185,7 @@ class miopenActivationDescriptor_t(Object):
 
     @property
     def told(self) -> tuple[Mode, float, float, float]:
-        """Mode, alpha, beta and gamma.
-
-        Raises:
-            StatusError: nothing was set yet.
-        """
+        """Mode, alpha, beta and gamma; a StatusError where nothing was set yet."""
         if self._told is None:
             raise not_initialized(
                 "the activation descriptor was never set: miopenSetActivationDescriptor sets its mode"

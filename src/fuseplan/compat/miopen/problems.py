@@ -131,11 +131,7 @@ class miopenProblem_t(Object):
         self.parts = [part]
 
     def describe(self, name: Id, descriptor: Tensor) -> None:
-        """Describes a tensor of the problem.
-
-        Raises:
-            StatusError: the problem has no such tensor.
-        """
+        """Describes a tensor of the problem; a StatusError where the problem has no such tensor."""
         for part in self.parts:
             if name in (part.role.src, part.role.dst, *part.role.given):
                 part.tensors[name] = descriptor.spec

@@ -186,11 +186,7 @@ def _swept(ctx: click.Context, lines: Sequence[Line]) -> Iterator[Outcome]:
 
 
 def _check_line(inner: click.Context) -> None:
-    """Refuses options without a meaning in one of many lines.
-
-    Raises:
-        ArgumentError: it is there.
-    """
+    """Refuses options without a meaning in one of many lines; an ArgumentError where there is one."""
     found = [name for name in _said(inner) if name in OF_ALL_LINES]
     if found:
         flags = ", ".join(each.opts[-1] for each in driver_command.params if each.name in found)

@@ -114,11 +114,7 @@ class Letter:
         return f"a whole number, {self.least} {'or more' if self.most is None else f'to {self.most}'}"
 
     def read(self, given: str) -> Value:
-        """The value that a line gives.
-
-        Raises:
-            PlanError: it is none for this letter.
-        """
+        """The value that a line gives; a PlanError where it is none for this letter."""
         if self.words:
             return self._word(given)
         try:

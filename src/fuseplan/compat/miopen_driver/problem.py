@@ -43,11 +43,7 @@ class Problem:
         return src, [_made(self, word) for word in letters.MODES[self.mode]]
 
     def __getitem__(self, letter: Letter) -> Any:
-        """The letter's value.
-
-        Raises:
-            PlanError: the line's value is not one of the letter's.
-        """
+        """The letter's value; a PlanError where the line's value is not one of the letter's."""
         said = self.given.get(letter.word)
         return letter.default if said is None else letter.read(said)
 
