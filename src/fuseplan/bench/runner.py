@@ -93,11 +93,7 @@ SETTLE = 0.02  # seconds for the threads of the peer before to stop spinning
 
 
 def run(suite: Cases, options: Options, progress: Progress = lambda _: None) -> Iterator[list[Row]]:
-    """The rows of each case as it is done.
-
-    Args:
-        progress: called with a case's name before each of its steps, `steps(options)` times a case.
-    """
+    """The rows of each case as it is done; `progress` is called `steps(options)` times a case."""
     began = now()
     machine_peaks, _ = measured_peaks(options.threads[0])
     patience = Patience(options.patience)

@@ -35,11 +35,7 @@ ANOTHER = 0.1  # of the largest value: a framework that is further from float64 
 
 
 class Framework(Protocol):
-    """Both ways to compute a site: as the model calls them.
-
-    Attributes:
-        name: the framework's name and version.
-    """
+    """Both ways to compute a site: as the model calls them; `name` is the framework and its version."""
 
     name: str
 

@@ -98,11 +98,7 @@ def _computed(cut: Cut, framework: Runtime) -> dict[Origin, Reason]:
 
 
 class Runtime:
-    """ONNX Runtime, or the reference evaluator; `fuseplan.graph.trial.Framework` tells the methods.
-
-    Args:
-        inputs: arrays for the inputs of an example call; none where there is no example.
-    """
+    """ONNX Runtime, or the reference evaluator; `fuseplan.graph.trial.Framework` tells the methods."""
 
     def __init__(
         self, proto: Any, types: Mapping[str, Type], threads: int, inputs: Mapping[str, Any]

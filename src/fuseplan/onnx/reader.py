@@ -84,11 +84,7 @@ def read(model: Any, types: Mapping[str, Type], leave: Leave = lambda _: None) -
 
 
 def input_types(model: Any, extent: int | None = None) -> dict[str, Type]:
-    """The types of the inputs that a caller gives, as the model declares them.
-
-    Args:
-        extent: in the place of extents that are no numbers; None leaves such shapes unknown.
-    """
+    """The types of the inputs, as the model declares them, with `extent` for extents that are no numbers."""
     stored = {each.name for each in model.graph.initializer}
     given = (each for each in model.graph.input if each.name not in stored)
     return {each.name: type_of_proto(each.type, extent) for each in given}

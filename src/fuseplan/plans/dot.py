@@ -12,11 +12,7 @@ from fuseplan.plans.text import operator_text
 
 
 def dot_text(src: TensorSpec, steps: Sequence[Any], fused: str | None = None) -> str:
-    """The graph of a plan.
-
-    Args:
-        fused: what makes one kernel of them; they stand in a frame with this title.
-    """
+    """The graph of a plan; `fused` is the title of a frame around all steps, which are one kernel."""
     lines = [
         "digraph plan {",
         "  node [fontname=monospace]",

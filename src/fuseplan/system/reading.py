@@ -29,11 +29,7 @@ _STEPS = {b"[": 1, b"{": 1, b"]": -1, b"}": -1}
 
 
 class Record:
-    """A frozen dataclass whose fields are its JSON.
-
-    Attributes:
-        derived: properties that its JSON has too, for readers.
-    """
+    """A frozen dataclass whose fields are its JSON, and the properties that `derived` names."""
 
     derived: ClassVar[tuple[str, ...]] = ()
 

@@ -29,11 +29,7 @@ TOOLS = Path("backends", "nvidia", "bin")  # in Triton's package
 
 @dataclass(frozen=True)
 class Assembler:
-    """One ptxas.
-
-    Attributes:
-        version: as it tells it, `13.4.59`.
-    """
+    """One ptxas; its version is as it tells it, `13.4.59`."""
 
     path: Path
     version: str

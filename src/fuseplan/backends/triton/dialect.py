@@ -101,11 +101,7 @@ def _is_power_of_two(number: float) -> bool:
 
 
 def relative_error(name: str, dtype: str) -> float:
-    """The largest relative error of one function, where its result is a normal number.
-
-    Args:
-        dtype: of the stored tensors.
-    """
+    """The largest relative error of one function of stored elements, where its result is a normal number."""
     row = dtype_of(dtype)
     if row.is_narrow and name in ROUGH:
         return ROUGH[name]

@@ -36,11 +36,7 @@ class DeviceCopy:
 
 
 class Queue:
-    """Where launches on a device go: torch's current stream there.
-
-    Attributes:
-        stream: gives the current stream's handle.
-    """
+    """Where launches on a device go: torch's current stream there, whose handle `stream` gives."""
 
     def __init__(self, device: int) -> None:
         self.device = device

@@ -13,11 +13,7 @@ KNOWN = {"tl", "gl", "tma", "mbarrier", "fence_async_shared"}
 
 
 class Text:
-    """Lines of Python, indented by the blocks they stand in; names made here are never met twice.
-
-    Attributes:
-        functions: lines of the functions that are whole, in the order in which they were finished.
-    """
+    """Lines of Python, indented by the blocks they stand in; names made here are never met twice."""
 
     def __init__(self) -> None:
         self.functions: list[list[str]] = []

@@ -123,11 +123,7 @@ def _head(version: int, body: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class miopenTensorArgument_t:
-    """A tensor of a problem, or a number.
-
-    Attributes:
-        descriptor: as the problem describes it; None is that.
-    """
+    """A tensor of a problem, or a number; without a descriptor it is as the problem describes it."""
 
     id: miopenTensorArgumentId_t
     descriptor: Any
