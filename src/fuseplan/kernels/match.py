@@ -8,6 +8,7 @@ from typing import Any, TypeVar, cast
 
 from fuseplan.errors import Unsupported
 from fuseplan.kernels.joined import are_joined, parts_fit
+from fuseplan.kernels.representative import representative
 from fuseplan.language.extents import OPEN
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.messages.quantities import bytes_text
@@ -16,6 +17,7 @@ from fuseplan.op import Op
 from fuseplan.ops.embedding import Embedding
 from fuseplan.ops.normalization import Normalization
 from fuseplan.ops.ranges import RANGES, Within
+from fuseplan.plans.dot import dot_text
 from fuseplan.plans.plan import FusionPlan, as_plan
 from fuseplan.plans.step import Step
 from fuseplan.scalar import leaves_of
@@ -222,8 +224,6 @@ class Match:
 
     def to_dot(self) -> str:
         """The plan in Graphviz's language, with a frame around the operators of the kernel."""
-        from fuseplan.plans.dot import dot_text
-
         return dot_text(self.steps[0].src, self.steps, f"one kernel: {self.rule}")
 
 
@@ -255,8 +255,6 @@ def _numbered(plan: FusionPlan) -> FusionPlan:
     """The plan with numbers for its open axes."""
     if not plan.is_open:
         return plan
-    from fuseplan.kernels.representative import representative
-
     return representative(plan)
 
 
