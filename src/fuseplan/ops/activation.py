@@ -40,7 +40,6 @@ class Identity(Elementwise):
     torch = "identity"
 
     def apply(self, x: Scalar) -> Scalar:
-        """The formula."""
         return x
 
 
@@ -55,7 +54,6 @@ class Sigmoid(Elementwise):
     torch = "sigmoid"
 
     def apply(self, x: Scalar) -> Scalar:
-        """The formula."""
         return sigmoid(x)
 
 
@@ -73,7 +71,6 @@ class Tanh(Elementwise):
     beta: float = parameter(default=1.0)
 
     def apply(self, x: Scalar, alpha: Scalar, beta: Scalar) -> Scalar:
-        """The formula."""
         return beta * tanh(alpha * x)
 
 
@@ -88,7 +85,6 @@ class Relu(Elementwise):
     torch = "relu"
 
     def apply(self, x: Scalar) -> Scalar:
-        """The formula."""
         return relu(x)
 
 
@@ -103,7 +99,6 @@ class Softplus(Elementwise):
     torch = "softplus"
 
     def apply(self, x: Scalar) -> Scalar:
-        """The formula."""
         return softplus(x)
 
 
@@ -118,7 +113,6 @@ class Abs(Elementwise):
     torch = "abs"
 
     def apply(self, x: Scalar) -> Scalar:
-        """The formula."""
         return abs(x)
 
 
@@ -135,7 +129,6 @@ class Power(Elementwise):
     threshold: float = parameter(default=1e-6)
 
     def apply(self, x: Scalar, alpha: Scalar, beta: Scalar, gamma: Scalar, threshold: Scalar) -> Scalar:
-        """The formula."""
         base = alpha + beta * x
         return where(base <= threshold, 0, base**gamma)
 
@@ -157,7 +150,6 @@ class ClippedRelu(Elementwise):
     alpha: float = parameter(default=6.0)
 
     def apply(self, x: Scalar, alpha: Scalar) -> Scalar:
-        """The formula."""
         return minimum(alpha, relu(x))
 
 
@@ -174,7 +166,6 @@ class LeakyRelu(Elementwise):
     negative_slope: float = parameter(default=0.01)
 
     def apply(self, x: Scalar, negative_slope: Scalar) -> Scalar:
-        """The formula."""
         return where(x > 0, x, negative_slope * x)
 
 
@@ -191,7 +182,6 @@ class Elu(Elementwise):
     alpha: float = parameter(default=1.0)
 
     def apply(self, x: Scalar, alpha: Scalar) -> Scalar:
-        """The formula."""
         return where(x > 0, x, alpha * expm1(x))
 
 
@@ -209,7 +199,6 @@ class Clamp(Elementwise):
     max: float = parameter()
 
     def apply(self, x: Scalar, min: Scalar, max: Scalar) -> Scalar:
-        """The formula."""
         return maximum(min, minimum(max, x))
 
     @classmethod
@@ -232,7 +221,6 @@ class Gelu(Elementwise):
     approximate: str = word(APPROXIMATIONS, default="none")
 
     def apply(self, x: Scalar) -> Scalar:
-        """The formula."""
         if self.approximate == "tanh":
             return 0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x * x * x)))
         return 0.5 * x * (1 + erf(x * sqrt(0.5)))
@@ -250,7 +238,6 @@ class Silu(Elementwise):
     torch = "silu"
 
     def apply(self, x: Scalar) -> Scalar:
-        """The formula."""
         return x * sigmoid(x)
 
 
@@ -262,7 +249,6 @@ class Hardswish(Elementwise):
     torch = "hardswish"
 
     def apply(self, x: Scalar) -> Scalar:
-        """The formula."""
         return x * (minimum(relu(x + 3), 6) / 6)
 
 
@@ -273,7 +259,6 @@ class Hardsigmoid(Elementwise):
     torch = "hardsigmoid"
 
     def apply(self, x: Scalar) -> Scalar:
-        """The formula."""
         return minimum(relu(x + 3), 6) / 6
 
 
@@ -289,7 +274,6 @@ class Mish(Elementwise):
     torch = "mish"
 
     def apply(self, x: Scalar) -> Scalar:
-        """The formula."""
         decay = exp(-abs(x))
         above = where(x >= 0, 1 + 2 * decay, decay * (decay + 2))
         below = above + where(x >= 0, 2 * decay * decay, 2)
@@ -304,7 +288,6 @@ class Softsign(Elementwise):
     torch = "softsign"
 
     def apply(self, x: Scalar) -> Scalar:
-        """The formula."""
         return x / (1 + abs(x))
 
 
@@ -315,7 +298,6 @@ class LogSigmoid(Elementwise):
     torch = "logsigmoid"
 
     def apply(self, x: Scalar) -> Scalar:
-        """The formula."""
         return -softplus(-x)
 
 

@@ -25,7 +25,6 @@ class Bias(Elementwise):
     bias = operand("channel")
 
     def apply(self, x: Scalar, bias: Scalar) -> Scalar:
-        """The formula."""
         return x + bias
 
 
@@ -39,7 +38,6 @@ class Scale(Elementwise):
     scale = operand("channel")
 
     def apply(self, x: Scalar, scale: Scalar) -> Scalar:
-        """The formula."""
         return x * scale
 
 
@@ -60,7 +58,6 @@ class Add(Elementwise):
     alpha2: float = parameter(default=1.0)
 
     def apply(self, x: Scalar, other: Scalar, alpha1: Scalar, alpha2: Scalar) -> Scalar:
-        """The formula."""
         return alpha1 * x + alpha2 * other
 
     @classmethod
@@ -82,7 +79,6 @@ class Mul(Elementwise):
     other: str | None = operand("element", default=None, kw_only=True)
 
     def apply(self, x: Scalar, other: Scalar) -> Scalar:
-        """The formula."""
         return x * other
 
 
@@ -165,7 +161,6 @@ class Prelu(Elementwise):
         return None if self.shared else "channels"
 
     def apply(self, x: Scalar, slope: Scalar) -> Scalar:
-        """The formula."""
         return where(x > 0, x, slope * x)
 
     @classmethod
@@ -228,7 +223,6 @@ class AddAlong(Spread):
     alpha2: float = parameter(default=1.0)
 
     def apply(self, x: Scalar, other: Scalar, alpha1: Scalar, alpha2: Scalar) -> Scalar:
-        """The formula."""
         return alpha1 * x + alpha2 * other
 
 
@@ -243,7 +237,6 @@ class MulAlong(Spread):
     other = operand(_along)
 
     def apply(self, x: Scalar, other: Scalar) -> Scalar:
-        """The formula."""
         return x * other
 
 

@@ -71,7 +71,6 @@ class Cast(Conversion):
         )
 
     def apply(self, x: Scalar) -> Scalar:
-        """The formula."""
         return call(f"as_{self.dtype}", x)
 
     @classmethod
@@ -134,7 +133,6 @@ class Quantize(Scaled):
             raise refused(self.name, "zero_points", "are for i8", got=self.dtype)
 
     def apply(self, x: Scalar, scale: Scalar, zero_point: Scalar | None = None) -> Scalar:
-        """The formula."""
         scaled, row = x / scale, dtype_of(self.dtype)
         if row.is_float:
             return call(f"as_{self.dtype}", maximum(minimum(scaled, row.largest), -row.largest))
@@ -182,7 +180,6 @@ class Dequantize(Scaled):
             raise PlanError(f"{self.name} {what} {' or '.join(known)}", got=src.dtype)
 
     def apply(self, x: Scalar, scale: Scalar, zero_point: Scalar | None = None) -> Scalar:
-        """The formula."""
         made = (x if zero_point is None else x - zero_point) * scale
         return call("as_f64", made) if self.dtype == "f64" else made
 

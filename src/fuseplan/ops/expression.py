@@ -63,7 +63,6 @@ class Expression(Elementwise):
         self._set("values", tuple(values.items()))
 
     def apply(self, x: Scalar, **leaves: Scalar) -> Scalar:
-        """The formula."""
         made = parse_expression(self.expression, ("x", *leaves))
         return replaced(made, {"x": x, **leaves})
 

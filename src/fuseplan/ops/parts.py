@@ -113,7 +113,6 @@ class Glu(Gated):
     interleaved: bool = False
 
     def apply(self, x: Sequence[Scalar], **parameters: Scalar) -> tuple[Scalar, ...]:
-        """The formula."""
         gate, value = self.parted(x)
         return (value * type(self.activation).apply(self.activation, gate, **parameters),)
 

@@ -44,7 +44,6 @@ class Within(Elementwise):
         return TensorSpec(src.shape, src.dtype, strides=strides, names=src.names)
 
     def apply(self, x: Scalar) -> Scalar:
-        """The same."""
         return x
 
     @classmethod
@@ -105,7 +104,6 @@ class Split(Elementwise):
         return super().output(src)
 
     def apply(self, x: Scalar) -> Scalar:
-        """The same."""
         return x
 
     @classmethod

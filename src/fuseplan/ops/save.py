@@ -34,7 +34,6 @@ class Save(Elementwise):
         return {self.key: result("element")}
 
     def apply(self, x: Scalar) -> Scalar:
-        """The same."""
         return x
 
     def meaning(self, given: Given) -> tuple[Array, dict[str, Array]]:

@@ -86,7 +86,6 @@ class ActivationBackward(Elementwise):
         return self.of.reads
 
     def apply(self, x: Scalar, input: Scalar | None = None, **leaves: Scalar) -> Scalar:
-        """The formula."""
         at = leaf("x") if input is None else input
         return times(x, slope(self.of, at, leaves, self.by))
 
