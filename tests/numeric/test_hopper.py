@@ -36,12 +36,16 @@ PLANS = (
     "f16[3x8x33, nwc] -> conv1d(16, kernel=5, padding=2, stride=2) -> bias -> leaky_relu",
     "f16[2x8x5x6x7, ndhwc] -> conv3d(16, kernel=3, padding=1) -> bias -> batch_norm(per_activation)",
     "f16[2x16x6x6, strides=1152:1:192:32] -> conv2d(16, kernel=1) -> bias -> relu",
+    "f16[70x40] -> linear(144) -> glu(silu, gate=first)",
+    "bf16[200x64] -> linear(272) -> bias -> glu(gelu, gate=first, interleaved=True) -> mul_along((0,))",
+    "f16[2x16x9x7, nhwc] -> conv2d(48, kernel=3, padding=1) -> batch_norm -> glu(axis=c) -> add -> relu",
 )
 
 OPEN = (
     "f16[*x40] -> matmul(136) -> bias -> relu",
     "bf16[*x24x9x7, nhwc] -> conv2d(40, kernel=3, padding=1) -> bias -> batch_norm -> add -> relu",
     "f16[*x16x5x6, nhwc] -> conv2d(16, kernel=3, padding=1, groups=2) -> batch_norm(per_activation)",
+    "bf16[*x40] -> linear(400) -> bias -> glu(silu, gate=first)",
 )
 
 

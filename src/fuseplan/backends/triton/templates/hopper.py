@@ -11,6 +11,7 @@ from itertools import product
 from math import prod
 from typing import ClassVar
 
+from fuseplan.backends.parts import gates_beside
 from fuseplan.backends.triton import model
 from fuseplan.backends.triton.index import ceil_div
 from fuseplan.backends.triton.template import GpuTemplate, weight_packing
@@ -34,7 +35,7 @@ from fuseplan.scalar import calls
 
 @dataclass(frozen=True)
 class Hopper(Knobs, GpuTemplate):
-    """Products and convolutions of f16 and bf16, channels last, with a persistent grid.
+    """Products and convolutions of f16 and bf16, channels last, gated ones too, with a persistent grid.
 
     reads:  src and weight once per tile from the L2 into shared memory (src again for each tap), each operand
             once; `resident` weights once per program
@@ -74,7 +75,7 @@ class Hopper(Knobs, GpuTemplate):
         first = kernel.prologue[0] if kernel.prologue else None
         at, text = (None, None) if first is None else (first.step, first.op_text)
         yield claim(first is None, Reason.PROLOGUE, got=text, operator=at)
-        yield from layout_claims(kernel)
+        yield from layout_claims(kernel, gated=True)
         saved = next(iter(kernel.saved), None)
         yield claim(saved is None, Reason.SAVED, operator=saved)
         drawn = next((each for each in kernel.epilogue if "random" in calls(each.expression)), None)
@@ -84,7 +85,7 @@ class Hopper(Knobs, GpuTemplate):
         yield claim(rank <= MOST_AXES, Reason.COPY_AXES, got=f"{rank} axes", operator=step)
         last = _channels_last(kernel)
         yield claim(last, Reason.CHANNELS_FIRST, got=str(kernel.src), operator=step)
-        sizes = {"channels": contraction.channels_per_group, "features": contraction.features}
+        sizes = {"channels": contraction.channels_per_group, "features": Geometry(kernel).features}
         odd = [f"{count} {name}" for name, count in sizes.items() if count % ALIGNED]
         odd += [f"a stride of {stride} in src" for stride in strides_fit(kernel.src)]
         want = f"multiples of {ALIGNED}"
@@ -102,11 +103,17 @@ class Hopper(Knobs, GpuTemplate):
             yield cls(**vars(knobs))
 
     def packed_weight(self, kernel: Kernel) -> Packing:
-        """The weight as (feature, taps, channel), behind the image where each has its own."""
-        first = int(kernel.contraction.weight_per_batch)
+        """The weight as (feature, taps, channel), behind the image where each has its own.
+
+        In a gated product, each tile has its gates and then its values.
+        """
+        contraction, schedule = kernel.contraction, self.schedule(kernel)
+        first = int(contraction.weight_per_batch)
         ordered = kernel.weight.axes
         axes = (*ordered[: first + 1], *ordered[first + 2 :], ordered[first + 1])
-        return weight_packing(kernel.weight, axes)
+        inner = tuple(kernel.weight.shape[axis] for axis in axes[1:])
+        gates = gates_beside(kernel.parts, schedule.across * schedule.made, schedule.made, inner)
+        return weight_packing(kernel.weight, axes, gates=gates)
 
     def schedule(self, kernel: Kernel) -> Schedule:
         """What follows from the choice for a kernel."""
@@ -164,10 +171,12 @@ def choices(kernel: Kernel, target: Target) -> Iterator[tuple[Knobs, float]]:
     """Every choice that fits the processor, and its seconds."""
     plain, reaching = Geometry(kernel), Geometry(kernel, True)
     geometries = (plain, reaching) if plain.can_reach else (plain,)
+    # gate and value are columns of one thread's sums, which rows are not
+    orders = (False,) if plain.ways > 1 else (False, True)
     for geometry, rows in product(geometries, (64, 128, 256)):
         boxes = geometry.boxes(rows)[:BOXES]
         for box, columns, depth, form, swapped in product(
-            boxes, _widths(kernel), _depths(kernel), FORMS, (False, True)
+            boxes, _widths(kernel), _depths(kernel), FORMS, orders
         ):
             if _fits((rows, columns), form, swapped):
                 base = Knobs(box, columns, depth, FEWEST_STAGES, *form[:2], programs=form[2])
@@ -221,7 +230,8 @@ def _are_whole_lines(kernel: Kernel) -> bool:
 def _finishing(schedule: Schedule) -> float:
     """Seconds for what a group does after the sum."""
     steps = 4 + 3 * schedule.geometry.functions
-    return prod(schedule.sum_shape) / 128 * steps / STEPS_A_SECOND + TILE_SECONDS
+    elements = prod(schedule.own) * schedule.own_columns
+    return elements / 128 * steps / STEPS_A_SECOND + TILE_SECONDS
 
 
 def _widths(kernel: Kernel) -> tuple[int, ...]:

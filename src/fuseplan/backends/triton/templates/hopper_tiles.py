@@ -114,14 +114,18 @@ class Geometry:
         return self.kernel.contraction.channels_per_group
 
     @property
+    def ways(self) -> int:
+        """Features of the weight that one of dst is made of: gate and value of a gated product."""
+        return self.kernel.parts.reads if self.kernel.parts else 1
+
+    @property
     def features(self) -> int:
         """Features of dst."""
-        return self.kernel.contraction.features
+        return self.kernel.contraction.features // self.ways
 
-    def tiles(self, box: tuple[int, ...], columns: int) -> tuple[tuple[int, ...], int]:
-        """How many tiles there are along each axis of the rows, and along the features."""
-        rows = (ceil_div(axis.rows, size) for axis, size in zip(self.axes, box, strict=True))
-        return tuple(rows), ceil_div(self.features, columns)
+    def counts(self, box: tuple[int, ...]) -> tuple[int, ...]:
+        """How many tiles there are along each axis of the rows."""
+        return tuple(ceil_div(axis.rows, size) for axis, size in zip(self.axes, box, strict=True))
 
     def products(self, depth: int) -> int:
         """Products of blocks that make one tile of dst, `depth` channels each."""
@@ -148,7 +152,7 @@ class Geometry:
         both = list(zip(box, self.axes, strict=True))
         reach = prod((size - 1) * axis.step + axis.reach + 1 for size, axis in both)
         copied = (box[0] + self.axes[0].reach) / box[0] if self.reaching else 1.0
-        return prod(self.tiles(box, 1)[0]) * copied, reach, box
+        return prod(self.counts(box)) * copied, reach, box
 
     # ---- tensor maps
 
@@ -171,11 +175,15 @@ class Geometry:
     def weight_map(self, columns: int, depth: int) -> TensorMap:
         """The packed weight, (feature, tap, channel), in boxes of `columns` x 1 x `depth`.
 
-        Images with a weight of their own have their features one after the other.
+        Images with a weight of their own have their features one after the other. Of a gated product, each
+        box has the gates of a tile and then its values.
         """
         contraction = self.kernel.contraction
         images = contraction.batch if contraction.weight_per_batch else 1
-        shape = (images * self.features, contraction.taps, self.channels)
+        features = self.features
+        if self.ways > 1:
+            features = ceil_div(features, columns // self.ways) * columns
+        shape = (images * features, contraction.taps, self.channels)
         strides = (shape[1] * shape[2], shape[2], 1)
         return TensorMap(self.kernel.weight.dtype, shape, strides, (columns, 1, depth), (1, 1, 1))
 

@@ -238,13 +238,13 @@ class _Copying:
         across, lines = schedule.across, schedule.lines
         program = number("gl.program_id(0)", self.grid)
         text.line(
-            f"feature = {program % across * knobs.columns}",
+            f"row = {program % across * knobs.columns}",
             f"mbarrier.expect(held, {schedule.blocks * lines * schedule.weight_bytes})",
         )
         taps = self.contraction.taps // lines
         parts = range(0, ceil_div(self.geometry.channels, knobs.depth) * knobs.depth, knobs.depth)
         for place, (tap, channel, line) in enumerate(product(range(taps), parts, range(lines))):
-            where = f"[feature, {line * taps + tap}, {channel}]"
+            where = f"[row, {line * taps + tap}, {channel}]"
             text.line(f"tma.async_load({self.weight}, {where}, held, weight_ring.index({place}))")
 
     def _loops(self, loops: ExitStack) -> tuple[list[Index], Index]:
@@ -278,14 +278,14 @@ class _Copying:
             f"mbarrier.expect(ready, {schedule.src_bytes + weight_bytes})",
         )
         self._copy_src(where)
-        feature = Index("feature")
+        row = Index("feature") * self.geometry.ways
         if self.contraction.weight_per_batch:
-            feature = Index("n") * self.geometry.features + feature
+            row = Index("n") * self.geometry.features + row
         for line in range(0 if knobs.resident else lines):
             at = tap + line * (self.contraction.taps // lines)
             block = Index("stage") * lines + line
             into = f"ready, weight_ring.index({block})"
-            text.line(f"tma.async_load({self.weight}, [{feature}, {at}, channel], {into})")
+            text.line(f"tma.async_load({self.weight}, [{row}, {at}, channel], {into})")
         advance(text, knobs.stages)
 
     def _copy_src(self, where: list[Index]) -> None:
