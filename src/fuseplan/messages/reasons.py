@@ -263,8 +263,8 @@ class Reason(Catalogue):
         "`product` and `attention` run on any GPU",
     )
     NOT_HALF = (
-        "the template multiplies f16 and bf16",
-        "`product` takes any dtype, and `attention` f32 as well",
+        "the template multiplies f16 and bf16, and outside of attention f32 that may be rounded to TF32",
+        "`product` takes any dtype, and `attention` f32; precision=tf32 allows rounded factors",
     )
     PROLOGUE = (
         "the template multiplies src as it lies, without an operator in front of the contraction",

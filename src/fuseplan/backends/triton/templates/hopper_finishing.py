@@ -8,7 +8,7 @@ from math import prod
 
 from fuseplan.backends.triton.elementwise import Elementwise, Known, Place, argument
 from fuseplan.backends.triton.index import ACROSS, ALL, DOWN, WIDE, Index, Mask, as_index, digits, number
-from fuseplan.backends.triton.templates.hopper_schedule import PART_TILES, Schedule
+from fuseplan.backends.triton.templates.hopper_schedule import PART_TILES, Schedule, widened
 from fuseplan.backends.triton.templates.hopper_tiles import HALF
 from fuseplan.backends.triton.text import Text
 from fuseplan.kernels.emit import Slot
@@ -67,7 +67,8 @@ class Finishing:
             first = str(self._first_feature(part))
             if first not in self._early:
                 column = self._column(part)
-                known = self.epilogue.prepare(str(column.at(self._along)), str(self._has_channel(column)))
+                channel = self._channel(column).at(self._along)
+                known = self.epilogue.prepare(str(channel), str(self._has_channel(column)))
                 self._early[first] = column, known
 
     def _first_feature(self, part: tuple[int, ...]) -> Index:
@@ -105,7 +106,8 @@ class Finishing:
         tile, full = brought(operand)
         schedule = self.schedule
         name = argument(Slot("operand", operand.key))
-        self.text.line(f"mbarrier.expect({full}, {prod(schedule.own) * schedule.own_columns * HALF})")
+        size = prod(schedule.own) * schedule.own_columns * schedule.itemsize
+        self.text.line(f"mbarrier.expect({full}, {size})")
         for place, part in enumerate(schedule.parts):
             into = f"{tile}.index({place})"
             self.text.line(f"tma.async_load({name}, [{_listed(schedule.at(part))}], {full}, {into})")
@@ -142,7 +144,8 @@ class Finishing:
                     both = ((known.values[node], own.values[node]) for node in known.values)
                     given |= {mine: other for mine, other in both if mine.isidentifier()}
                 text.call("finish", given, write)
-            text.line("slot ^= 1")
+            if not self.geometry.scatters:
+                text.line("slot ^= 1")
 
     def _columns(self, part: tuple[int, ...]) -> tuple[Index, Known | None]:
         """The vector of a part's features, and what is known of them."""
@@ -165,7 +168,11 @@ class Finishing:
             known: what is known of them.
         """
         lying = replace(self._place(at, column), held=self._read(place), known=known)
-        result = self.epilogue.apply(self._met(totals, column), lying)
+        made = self._met(totals, column)
+        if self.geometry.scatters:
+            self.epilogue.store(made, lying)
+            return
+        result = self.epilogue.apply(made, lying)
         self.text.line(
             f"tma.store_wait(pendings={PART_TILES - 1})",
             "gl.barrier()",
@@ -228,44 +235,75 @@ class Finishing:
             found[operand.key] = self.text.let(f"{operand.key}_read", read)
         return found
 
+    def _channel(self, column: Index) -> Index:
+        """The features of dst that columns are: of several residues each."""
+        return column // self.geometry.residues
+
     def _has_channel(self, column: Index) -> Mask:
         return (column < self.geometry.features).at(self._along)
 
     def _place(self, at: list[Index], column: Index) -> Place:
         """How the elements of the part that begins at `at` are indexed."""
         text, schedule = self.text, self.schedule
-        channel, has_channel = column.at(self._along), self._has_channel(column)
+        channel, has_channel = self._channel(column).at(self._along), self._has_channel(column)
         has_inside = any(operand.is_inside for operand in self.epilogue.operands)
-        counts = self.epilogue.counts or any(operand.is_scattered for operand in self.epilogue.operands)
+        scattered = any(operand.is_scattered for operand in self.epilogue.operands)
+        counts = self.epilogue.counts or scattered or self.geometry.scatters
         if not (has_inside or counts):
             return Place("", str(channel), "", "", str(has_channel))
         row = text.index("row", self._vector(prod(schedule.part), 1 - self._axis))
-        element, inside, has_row = self._positions(row, at)
-        mask = text.mask("mask", has_row.at(self._across) & has_channel)
+        element, inside, mask = self._positions(row, at, column)
+        mask = text.mask("mask", mask & has_channel)
         if has_inside:
-            inside = text.index("inside", inside.at(self._across) + channel)
+            inside = text.index("inside", inside + channel * self._step)
         if counts:
-            element = text.index("element", element.at(self._across) + channel)
+            element = text.index("element", element + channel * self._step)
         return Place(str(element), str(channel), str(inside), str(mask), str(has_channel))
 
-    def _positions(self, row: Index, first: list[Index]) -> tuple[Index, Index, Mask]:
-        """Offset of each row of a part in dst and within its image, and which rows there are."""
+    @property
+    def _step(self) -> int:
+        """Elements of dst from a feature to the next."""
+        return self.kernel.dst.element_strides[1] if self.geometry.scatters else 1
+
+    def _positions(self, row: Index, first: list[Index], column: Index) -> tuple[Index, Index, Mask]:
+        """Offset of each row of a part in dst and within its image, and which rows there are.
+
+        Where columns are of several residues, of each row and column.
+        """
         text, geometry = self.text, self.geometry
         is_wide = self.kernel.open_axis is not None or self.kernel.dst.span >= WIDE
         if geometry.is_flat:
             position = text.index("position", first[0] + row)
-            inside = position % prod(self.kernel.dst.spatial) * geometry.features
-            return position.wide(is_wide) * geometry.features, inside, position < self.schedule.extents[0]
+            step = 1 if geometry.scatters else geometry.features
+            inside = (position % prod(self.kernel.dst.spatial) * step).at(self._across)
+            mask = (position < self.schedule.extents[0]).at(self._across)
+            return (position.wide(is_wide) * step).at(self._across), inside, mask
         element, inside, mask = as_index(0), as_index(0), ALL
         places = digits(row, self.schedule.part)
         rows = zip(geometry.axes, self.schedule.extents, first, places, strict=False)
+        begins = self._begins(column)
         for axis, extent, start, place in rows:
             at = text.index(f"{axis.letter}_row", start + place)
-            mask = mask & (at < extent)
-            element = element + at.wide(is_wide) * axis.dst_stride
+            mask = mask & (at < extent).at(self._across)
+            spot = (at * axis.stride).at(self._across)
+            if axis.extent:
+                spot = spot + begins[axis.letter].at(self._along)
+                mask = mask & (spot >= 0) & (spot < axis.extent)
+            element = element + widened(spot, is_wide) * axis.dst_stride
             if axis.letter != "n":
-                inside = inside + at * axis.dst_stride
+                inside = inside + spot * axis.dst_stride
         return element, inside, mask
+
+    def _begins(self, column: Index) -> dict[str, Index]:
+        """The output of the first row that columns make along each axis with residues."""
+        axes = sorted(
+            (axis for axis in self.geometry.axes if axis.extent), key=lambda axis: -ord(axis.letter)
+        )
+        if not axes:
+            return {}
+        number = self.text.index("residue", column % self.geometry.residues)
+        places = digits(number, [axis.stride for axis in axes])
+        return {axis.letter: place + axis.begin for axis, place in zip(axes, places, strict=True)}
 
 
 def _listed(at: list[Index]) -> str:
@@ -277,6 +315,7 @@ def brought(operand: KernelOperand) -> tuple[str, str]:
     return f"{operand.key}_tile", f"{operand.key}_full"
 
 
-def accumulator(columns: int) -> str:
+def accumulator(columns: int, itemsize: int = HALF) -> str:
     """The layout of a product's rows and columns over the threads of a group."""
-    return f"gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, {columns}, 16])"
+    shape = f"instr_shape=[16, {columns}, {32 // itemsize}]"
+    return f"gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], {shape})"
