@@ -11,6 +11,7 @@ import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
+from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
 
 from fuseplan.errors import ArgumentError
@@ -182,6 +183,9 @@ def _with_plans(
     backward = partial(_compiled, options=how, example=(), lost=lost)
     inference = partial(forward, is_inference=True)
     made: Callable[..., Any] = aot_autograd(
-        fw_compiler=forward, bw_compiler=backward, inference_compiler=inference
+        fw_compiler=forward,
+        bw_compiler=backward,
+        inference_compiler=inference,
+        partition_fn=min_cut_rematerialization_partition,  # cheap values are computed again, not kept
     )(given, inputs)
     return made
