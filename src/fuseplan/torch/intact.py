@@ -63,8 +63,8 @@ def keep_attention(given: fx.GraphModule, inputs: Sequence[Any]) -> None:
     for node in given.graph.find_nodes(op="call_function", target=SDPA):
         told = {**DEFAULTS, **dict(zip(FIELDS, node.args, strict=False)), **node.kwargs}
         flags = [told[name] for name in ("is_causal", "enable_gqa")]
-        is_plain = all(isinstance(each, bool) for each in flags) and not isinstance(told["scale"], fx.Node)
-        if is_plain and told["dropout_p"] == 0:
+        is_known = all(isinstance(each, bool) for each in flags) and not isinstance(told["scale"], fx.Node)
+        if is_known and told["dropout_p"] == 0:
             node.target, node.kwargs = KEPT, {}
             node.args = tuple(told[name] for name in FIELDS if name != "dropout_p")
     given.recompile()
