@@ -102,7 +102,9 @@ class Hopper(Knobs, GpuTemplate):
             yield cls(**vars(knobs))
 
     def packed_weight(self, kernel: Kernel) -> Packing:
-        """The weight as (feature, taps, channel), behind the image where each has its own."""
+        """The weight as (feature, taps, channel), behind the image where each has its own; a turned one lies."""
+        if Geometry(kernel).is_turned:
+            return weight_packing(kernel.weight, (0, 1))
         first = int(kernel.contraction.weight_per_batch)
         ordered = kernel.weight.axes
         axes = (*ordered[: first + 1], *ordered[first + 2 :], ordered[first + 1])

@@ -168,12 +168,21 @@ class Geometry:
         ones = (1,) * len(shape)
         return TensorMap(self.kernel.dst.dtype, shape, (*strides, 1), (*box, columns), ones, **self.opened)
 
+    @cached_property
+    def is_turned(self) -> bool:
+        """Whether the weight lies as (channel, feature), and is read so: a product's factor of any kind."""
+        return self.kernel.weight.axes == (1, 0)
+
     def weight_map(self, columns: int, depth: int) -> TensorMap:
         """The packed weight, (feature, tap, channel), in boxes of `columns` x 1 x `depth`.
 
-        Images with a weight of their own have their features one after the other.
+        Images with a weight of their own have their features one after the other. A turned weight is
+        (channel, feature), in boxes of `depth` x `columns`.
         """
         contraction = self.kernel.contraction
+        if self.is_turned:
+            turned = (self.channels, self.features)
+            return TensorMap(self.kernel.weight.dtype, turned, (turned[1], 1), (depth, columns), (1, 1))
         images = contraction.batch if contraction.weight_per_batch else 1
         shape = (images * self.features, contraction.taps, self.channels)
         strides = (shape[1] * shape[2], shape[2], 1)

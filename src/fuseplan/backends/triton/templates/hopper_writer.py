@@ -134,13 +134,17 @@ class HopperWriter(Writer):
         block = Index("block" if knobs.resident else "stage") * schedule.lines + line
         src_shape = f"[{prod(knobs.box)}, {knobs.depth}]"
         src = self._src_lines(line) if knobs.reaching else f"src_ring.index(stage).reshape({src_shape})"
-        weight = f"weight_ring.index({block}).reshape([{knobs.columns}, {knobs.depth}])"
-        both = [("src_tile", src), ("weight_tile", weight)]
-        (rows, rows_tile), (columns, columns_tile) = both[::-1] if knobs.swapped else both
-        if schedule.shares_tile and not (knobs.reaching and rows == "src_tile"):
+        weight = f"weight_ring.index({block})"
+        is_turned = self.geometry.is_turned
+        if not is_turned:
+            weight += f".reshape([{knobs.columns}, {knobs.depth}])"
+        both = [("src_tile", src, False), ("weight_tile", weight, is_turned)]
+        rows, columns = both[::-1] if knobs.swapped else both
+        pair = {rows[0]: _turned(rows[1], rows[2]), columns[0]: _turned(columns[1], not columns[2])}
+        if schedule.shares_tile and not (knobs.reaching and rows[0] == "src_tile"):
             share = schedule.sum_shape[0]
-            rows_tile += f".slice(group * {share}, {share}, 0)"
-        return {rows: rows_tile, columns: f"{columns_tile}.permute((1, 0))"}
+            pair[rows[0]] += f".slice(group * {share}, {share}, 0)"
+        return pair
 
     def _src_lines(self, line: int) -> str:
         """The lines of src that a tap along the first axis reads: they begin where its own does."""
@@ -204,6 +208,11 @@ class HopperWriter(Writer):
         return f"gl.NVMMASharedLayout({min(128, self.knobs.depth * HALF)}, {8 * HALF}, {rank})"
 
 
+def _turned(tile: str, is_turned: bool) -> str:
+    """A tile of shared memory, or its transpose."""
+    return f"{tile}.permute((1, 0))" if is_turned else tile
+
+
 class _Copying:
     """Writes what one warp runs: copies of src and of the weight into the ring."""
 
@@ -244,8 +253,12 @@ class _Copying:
         taps = self.contraction.taps // lines
         parts = range(0, ceil_div(self.geometry.channels, knobs.depth) * knobs.depth, knobs.depth)
         for place, (tap, channel, line) in enumerate(product(range(taps), parts, range(lines))):
-            where = f"[feature, {line * taps + tap}, {channel}]"
+            where = self._weight_at(Index("feature"), line * taps + tap, channel)
             text.line(f"tma.async_load({self.weight}, {where}, held, weight_ring.index({place}))")
+
+    def _weight_at(self, feature: Index, tap: Index | int, channel: object) -> str:
+        """The coordinates of a block of the weight."""
+        return f"[{channel}, {feature}]" if self.geometry.is_turned else f"[{feature}, {tap}, {channel}]"
 
     def _loops(self, loops: ExitStack) -> tuple[list[Index], Index]:
         """Opens the loops over taps and channels; coordinates in src, and the tap's number."""
@@ -285,7 +298,8 @@ class _Copying:
             at = tap + line * (self.contraction.taps // lines)
             block = Index("stage") * lines + line
             into = f"ready, weight_ring.index({block})"
-            text.line(f"tma.async_load({self.weight}, [{feature}, {at}, channel], {into})")
+            where = self._weight_at(feature, at, "channel")
+            text.line(f"tma.async_load({self.weight}, {where}, {into})")
         advance(text, knobs.stages)
 
     def _copy_src(self, where: list[Index]) -> None:
