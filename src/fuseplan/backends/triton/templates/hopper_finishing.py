@@ -139,7 +139,8 @@ class Finishing:
                     both = ((known.values[node], own.values[node]) for node in known.values)
                     given |= {mine: other for mine, other in both if mine.isidentifier()}
                 text.call("finish", given, write)
-            text.line("slot ^= 1")
+            if len(self.kernel.saved) % 2 == 0:  # else a part ends as it began
+                text.line("slot ^= 1")
 
     def _columns(self, part: tuple[int, ...]) -> tuple[Index, Known | None]:
         """The vector of a part's features, and what is known of them."""
@@ -162,14 +163,17 @@ class Finishing:
             known: what is known of them.
         """
         lying = replace(self._place(at, column), held=self._read(place), known=known)
-        result = self.epilogue.apply(total, lying)
-        self.text.line(
-            f"tma.store_wait(pendings={PART_TILES - 1})",
-            "gl.barrier()",
-            f"{self._as_sum('dst_tiles.index(slot)')}.store({self.epilogue.stored(result)})",
-            "fence_async_shared()",
-            f"tma.async_store(dst, [{_listed(at)}], dst_tiles.index(slot))",
-        )
+        made = self.epilogue.outputs(self.epilogue.apply(total, lying))
+        for number_of, (tensor, value) in enumerate(made.items()):
+            if number_of:
+                self.text.line("slot ^= 1")
+            self.text.line(
+                f"tma.store_wait(pendings={PART_TILES - 1})",
+                "gl.barrier()",
+                f"{self._as_sum('dst_tiles.index(slot)')}.store({value})",
+                "fence_async_shared()",
+                f"tma.async_store({tensor}, [{_listed(at)}], dst_tiles.index(slot))",
+            )
 
     def _as_sum(self, tile: str) -> str:
         """A part of dst in shared memory, as the products' rows and columns."""

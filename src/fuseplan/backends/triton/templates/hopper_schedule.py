@@ -175,7 +175,7 @@ class Schedule:
         """The kernel's tensors; `tail` are the epilogue's."""
         knobs, geometry = self.knobs, self.geometry
         moved = geometry.dst_map(self.part, self.part_columns)
-        keys = {operand.key for operand in self.copied}
+        keys = {each.key for each in (*self.copied, *self.kernel.saved.values())}
         more = (Slot("src", map=geometry.src_map((self.more, *knobs.box[1:]), knobs.depth)),)
         return (
             Slot("src", map=geometry.src_map(knobs.box, knobs.depth)),
