@@ -271,7 +271,7 @@ class Reason(Catalogue):
         "`product` on a GPU and `direct` on the CPU compute operators in front of it",
     )
     SAVED = (
-        "the template copies dst out of shared memory and writes nothing else",
+        "the template copies dst out of shared memory, and saves nothing, or values of dst's dtype alone",
         "`product` and `attention` save values behind their products",
     )
     COPY_ALIGNMENT = (

@@ -26,6 +26,7 @@ from fuseplan.graph.write import Joined
 from fuseplan.language.declarations import Operand, Result
 from fuseplan.language.layouts import dense, same_strides
 from fuseplan.language.tensor import Dense, TensorSpec
+from fuseplan.ops.gradient import LinearWeightGradient
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.tensors.torch_tensors import DTYPES
 from fuseplan.torch.described import Described
@@ -101,6 +102,7 @@ def fused(
     cut = _without(cut, Why.INDUCTOR, lambda site: not is_taken(site))
     if device.type == "cuda" and choose == "predicted":
         cut = _without(cut, Why.UNMEASURED, _is_slow_attention)
+        cut = _without(cut, Why.UNMEASURED, _is_slow_gradient)
     with _without_modes():  # tensors without elements cannot be measured
         cut = chosen(cut, framework(module, found, device, inputs), choose, is_built)
     writer = _Writer(module, found.makers, device)
@@ -197,6 +199,12 @@ def _is_slow_attention(site: Site) -> bool:
     is_measured = target.name == "sm_90" and records.kernel.src.dtype in ("f16", "bf16")
     is_small = made.queries == 1 or (is_measured and tiles <= target.processors)
     return not is_small and records.choice.template.name != "hopper_attention"
+
+
+def _is_slow_gradient(site: Site) -> bool:
+    """Whether the plan is the gradient of a product's weight, and cuBLAS may be faster."""
+    is_gradient = isinstance(site.plan.ops[0], LinearWeightGradient)
+    return is_gradient and site.records.choice.template.name != "hopper"
 
 
 def _weights(graph: Graph) -> set[str]:

@@ -90,8 +90,8 @@ class Hopper(Knobs, GpuTemplate):
         at, text = (None, None) if first is None else (first.step, first.op_text)
         yield claim(first is None, Reason.PROLOGUE, got=text, operator=at)
         yield from layout_claims(kernel, gated=is_half)
-        saved = next(iter(kernel.saved), None)
-        yield claim(saved is None, Reason.SAVED, operator=saved)
+        other = next((each for each in kernel.saved if kernel.saved[each].dtype != kernel.dst.dtype), None)
+        yield claim(other is None, Reason.SAVED, operator=other)
         drawn = next((each for each in kernel.epilogue if "random" in calls(each.expression)), None)
         at, text = (None, None) if drawn is None else (drawn.step, drawn.op_text)
         yield claim(drawn is None, Reason.DRAWN, got=text, operator=at)
@@ -118,10 +118,13 @@ class Hopper(Knobs, GpuTemplate):
             yield cls(**vars(knobs))
 
     def packed_weight(self, kernel: Kernel) -> Packing:
-        """The weight as (feature, taps, channel), behind the image where each has its own.
+        """The weight as (feature, taps, channel), behind the image where each has its own; a turned one lies.
 
         In a gated product, each tile has its gates and then its values.
         """
+        geometry = Geometry(kernel)
+        if geometry.is_turned:
+            return weight_packing(kernel.weight, (0, 1))
         schedule, first = self.schedule(kernel), int(kernel.contraction.weight_per_batch)
         ordered = kernel.weight.axes
         axes = (*ordered[: first + 1], *ordered[first + 2 :], ordered[first + 1])
@@ -129,7 +132,6 @@ class Hopper(Knobs, GpuTemplate):
             inner = tuple(kernel.weight.shape[axis] for axis in axes[1:])
             gates = gates_beside(kernel.parts, schedule.across * schedule.made, schedule.made, inner)
             return weight_packing(kernel.weight, axes, gates=gates)
-        geometry = Geometry(kernel)
         weight = replace(kernel.weight, shape=geometry.conv.weight_shape) if geometry.joint else kernel.weight
         images = weight.shape[:first]
         shape = (*images, geometry.features, geometry.taps, geometry.channels)

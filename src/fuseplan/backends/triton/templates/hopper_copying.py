@@ -92,8 +92,12 @@ class Copying:
         taps = self.geometry.taps // lines
         parts = range(0, ceil_div(self.geometry.channels, knobs.depth) * knobs.depth, knobs.depth)
         for place, (tap, channel, line) in enumerate(product(range(taps), parts, range(lines))):
-            where = f"[row, {line * taps + tap}, {channel}]"
+            where = self._weight_at(Index("row"), line * taps + tap, channel)
             text.line(f"tma.async_load({self.weight}, {where}, held, weight_ring.index({place}))")
+
+    def _weight_at(self, row: Index, tap: Index | int, channel: object) -> str:
+        """The coordinates of a block of the weight."""
+        return f"[{channel}, {row}]" if self.geometry.is_turned else f"[{row}, {tap}, {channel}]"
 
     def _loops(self, loops: ExitStack) -> tuple[list[Index], Index]:
         """Opens the loops over taps and channels; coordinates in src, and the tap's number."""
@@ -141,7 +145,7 @@ class Copying:
             at = tap + line * (self.geometry.taps // lines)
             block = Index("stage") * lines + line
             into = f"ready, weight_ring.index({block})"
-            text.line(f"tma.async_load({self.weight}, [{row}, {at}, channel], {into})")
+            text.line(f"tma.async_load({self.weight}, {self._weight_at(row, at, 'channel')}, {into})")
 
     def _copy_src(self, where: list[Index]) -> None:
         """The rows of the first tap and, where they reach further, the lines behind them."""

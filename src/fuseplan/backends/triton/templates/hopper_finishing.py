@@ -144,7 +144,8 @@ class Finishing:
                     both = ((known.values[node], own.values[node]) for node in known.values)
                     given |= {mine: other for mine, other in both if mine.isidentifier()}
                 text.call("finish", given, write)
-            if not self.geometry.scatters:
+            # with an odd number of saved values, a part ends with the tile of dst that it began with
+            if not self.geometry.scatters and len(self.kernel.saved) % 2 == 0:
                 text.line("slot ^= 1")
 
     def _columns(self, part: tuple[int, ...]) -> tuple[Index, Known | None]:
@@ -172,14 +173,17 @@ class Finishing:
         if self.geometry.scatters:
             self.epilogue.store(made, lying)
             return
-        result = self.epilogue.apply(made, lying)
-        self.text.line(
-            f"tma.store_wait(pendings={PART_TILES - 1})",
-            "gl.barrier()",
-            f"{self._as_sum('dst_tiles.index(slot)')}.store({self.epilogue.stored(result)})",
-            "fence_async_shared()",
-            f"tma.async_store(dst, [{_listed(at)}], dst_tiles.index(slot))",
-        )
+        outputs = self.epilogue.outputs(self.epilogue.apply(made, lying))
+        for place_of, (tensor, value) in enumerate(outputs.items()):
+            if place_of:
+                self.text.line("slot ^= 1")
+            self.text.line(
+                f"tma.store_wait(pendings={PART_TILES - 1})",
+                "gl.barrier()",
+                f"{self._as_sum('dst_tiles.index(slot)')}.store({value})",
+                "fence_async_shared()",
+                f"tma.async_store({tensor}, [{_listed(at)}], dst_tiles.index(slot))",
+            )
 
     def _as_sum(self, tile: str) -> str:
         """A part of dst in shared memory, as the products' rows and columns."""

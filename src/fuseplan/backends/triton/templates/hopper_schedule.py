@@ -188,7 +188,7 @@ class Schedule:
         """The kernel's tensors; `tail` are the epilogue's."""
         knobs, geometry = self.knobs, self.geometry
         moved = None if geometry.scatters else geometry.dst_map(self.part, self.part_columns)
-        keys = {operand.key for operand in self.copied}
+        keys = {each.key for each in (*self.copied, *self.kernel.saved.values())}
         boxes = [knobs.box, *[(self.more, *knobs.box[1:])] * knobs.reaching]
         maps = [None] if geometry.gathers else [geometry.src_map(box, knobs.depth) for box in boxes]
         return (

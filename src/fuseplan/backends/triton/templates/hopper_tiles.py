@@ -255,13 +255,26 @@ class Geometry:
         ones = (1,) * len(shape)
         return TensorMap(self.kernel.dst.dtype, shape, (*strides, 1), (*box, columns), ones, **self.opened)
 
+    @cached_property
+    def is_turned(self) -> bool:
+        """Whether the weight lies as (channel, feature), and is read so.
+
+        One of f32 is rounded, and one with gates and values put in order, so that it is packed in any case.
+        """
+        is_packed = self.gathers or self.ways > 1
+        return self.kernel.weight.axes == (1, 0) and not is_packed
+
     def weight_map(self, columns: int, depth: int) -> TensorMap:
         """The packed weight, (feature, tap, channel), in boxes of `columns` x 1 x `depth`.
 
         Images with a weight of their own have their features one after the other. Of a gated product, each
-        box has the gates of a tile and then its values.
+        box has the gates of a tile and then its values. A turned weight is (channel, feature), in boxes of
+        `depth` x `columns`.
         """
         contraction = self.conv
+        if self.is_turned:
+            turned = (self.channels, self.features)
+            return TensorMap(self.kernel.weight.dtype, turned, (turned[1], 1), (depth, columns), (1, 1))
         images = contraction.batch if contraction.weight_per_batch else 1
         features = self.features
         if self.ways > 1:
