@@ -263,15 +263,15 @@ class Reason(Catalogue):
         "`product` and `attention` run on any GPU",
     )
     NOT_HALF = (
-        "the template multiplies f16 and bf16",
-        "`product` takes any dtype, and `attention` f32 as well",
+        "the template multiplies f16 and bf16, and outside of attention f32 that may be rounded to TF32",
+        "`product` takes any dtype, and `attention` f32; precision=tf32 allows rounded factors",
     )
     PROLOGUE = (
         "the template multiplies src as it lies, without an operator in front of the contraction",
         "`product` on a GPU and `direct` on the CPU compute operators in front of it",
     )
     SAVED = (
-        "the template copies dst out of shared memory and writes nothing else",
+        "the template copies dst out of shared memory, and saves nothing, or values of dst's dtype alone",
         "`product` and `attention` save values behind their products",
     )
     COPY_ALIGNMENT = (

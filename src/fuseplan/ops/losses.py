@@ -67,6 +67,13 @@ class OfLogits(Normalization):
         known = where(target >= 0, where(target <= src.channels - 1, value, _NAN), _NAN)
         return where(_is(target, self.ignore_index), 0, known)
 
+    def slope(self, keys: Keys, src: TensorSpec, share: Scalar, lse: Scalar) -> Scalar:
+        """The derivative of a place's loss by a logit, of the logit's share of the sum of exponentials."""
+        if self.z_loss:
+            share = share * (1 + 2 * self.z_loss * lse)
+        even = self.label_smoothing / src.channels
+        return share - where(_is(leaf(INDEX), leaf(keys["target"])), 1 - self.label_smoothing + even, even)
+
 
 _NAN = scalar(inf) - inf
 
@@ -138,6 +145,38 @@ class CrossEntropy(OfLogits):
 
 
 @operator
+class CrossEntropyGradient(CrossEntropy):
+    """softmax(x) - (1 if target else 0)
+
+    The gradient of each place's loss by its logits x, and the loss: as `cross_entropy` and
+    `cross_entropy_backward` of a gradient of 1 with the same options, in one pass. `out` may be the memory of
+    the logits.
+
+    target: src's shape without the classes, of `index_dtype`: i32 or i64.
+    Results lse and loss, of that shape in the compute dtype.
+    """
+
+    torch = onnx = None
+    overwrites = True
+
+    loss = result("row")
+
+    def removes(self, src: TensorSpec) -> tuple[int, ...]:
+        """None."""
+        return ()
+
+    def result_formulas(self, keys: Keys, src: TensorSpec) -> dict[str, Scalar]:
+        """Those of the loss, and the loss."""
+        return {**super().result_formulas(keys, src), "loss": super().formula(keys, src)}
+
+    def formula(self, keys: Keys, src: TensorSpec) -> Scalar:
+        """The gradient."""
+        most, total = leaf(keys["largest"]), leaf(keys["exp_sum"])
+        share = exp(leaf("x") - most) * (1 / total)
+        return self.kept(keys, src, self.slope(keys, src, share, most + log(total)))
+
+
+@operator
 class CrossEntropyBackward(OfLogits):
     """(exp(x - lse) - (1 if target else 0)) * gradient
 
@@ -164,12 +203,7 @@ class CrossEntropyBackward(OfLogits):
 
     def formula(self, keys: Keys, src: TensorSpec) -> Scalar:
         lse, gradient = leaf(keys["lse"]), leaf(keys["gradient"])
-        share = exp(leaf("x") - lse)
-        if self.z_loss:
-            share = share * (1 + 2 * self.z_loss * lse)
-        even = self.label_smoothing / src.channels
-        wanted = where(_is(leaf(INDEX), leaf(keys["target"])), 1 - self.label_smoothing + even, even)
-        return self.kept(keys, src, (share - wanted) * gradient)
+        return self.kept(keys, src, self.slope(keys, src, exp(leaf("x") - lse), lse) * gradient)
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
@@ -179,4 +213,4 @@ class CrossEntropyBackward(OfLogits):
         yield "f32[2x3x11, bsc]", cls(z_loss=0.01, label_smoothing=0.5)
 
 
-LOSSES = (CrossEntropy, CrossEntropyBackward)
+LOSSES = (CrossEntropy, CrossEntropyBackward, CrossEntropyGradient)

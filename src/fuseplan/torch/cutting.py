@@ -18,12 +18,15 @@ from fuseplan.graph.cut import Cut, Site
 from fuseplan.graph.find import find
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.layer import Layer
+from fuseplan.graph.node import Node
+from fuseplan.graph.ops import Foreign
 from fuseplan.graph.rules import Rule
 from fuseplan.graph.why import Reason, Why
 from fuseplan.graph.write import Joined
 from fuseplan.language.declarations import Operand, Result
 from fuseplan.language.layouts import dense, same_strides
 from fuseplan.language.tensor import Dense, TensorSpec
+from fuseplan.ops.gradient import LinearWeightGradient
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.tensors.torch_tensors import DTYPES
 from fuseplan.torch.described import Described
@@ -68,6 +71,7 @@ def fused(
     joins: bool = False,
     ranges: bool = True,
     framework: type[Eager] = Eager,
+    is_apart: Callable[[Node], bool] = lambda node: isinstance(node.op, Foreign),
 ) -> Fusion:
     """Cuts a graph of functional ATen operators, whose nodes have `val`, and puts plans into a copy.
 
@@ -83,11 +87,13 @@ def fused(
         joins: plans may write into the values that join their results, where calls give them the memory.
         ranges: plans may compute several products of an input: their weights are joined whenever one changes.
         framework: what computes the operators that no plan does.
+        is_apart: whether it computes an operator whatever plans there are.
     """
     example, other = points(given) if opens else (given, None)
-    module, found, cut = _found(example, device, rules, joins, ranges)
+    may: dict[str, Any] = {"rules": rules, "ranges": ranges, "is_apart": is_apart}
+    module, found, cut = _found(example, device, joins, **may)
     opened = (
-        _opened(found, cut, *_found(other, device, rules, False, ranges)[1:])
+        _opened(found, cut, *_found(other, device, False, **may)[1:])
         if other
         else {site.dst: () for site in cut.sites}
     )
@@ -96,6 +102,7 @@ def fused(
     cut = _without(cut, Why.INDUCTOR, lambda site: not is_taken(site))
     if device.type == "cuda" and choose == "predicted":
         cut = _without(cut, Why.UNMEASURED, _is_slow_attention)
+        cut = _without(cut, Why.UNMEASURED, _is_slow_gradient)
     with _without_modes():  # tensors without elements cannot be measured
         cut = chosen(cut, framework(module, found, device, inputs), choose, is_built)
     writer = _Writer(module, found.makers, device)
@@ -121,7 +128,7 @@ def _without_modes() -> AbstractContextManager[None]:
 
 
 def _found(
-    given: fx.GraphModule, device: torch.device, rules: Sequence[Rule], joins: bool, ranges: bool
+    given: fx.GraphModule, device: torch.device, joins: bool, **may: Any
 ) -> tuple[fx.GraphModule, ReadGraph, Cut]:
     """A copy of a graph, what is read of it, and its plans."""
     target, threads = target_of(device)
@@ -133,8 +140,7 @@ def _found(
             node.replace_all_uses_with(maker)
     last = {name for name, node in found.makers.items() if _is_channels_last(node)}
     weights = _weights(found.graph)
-    may = {"joins": joins, "ranges": ranges}
-    cut = find(found.graph, target, threads=threads, weights=weights, last=last, rules=rules, **may)
+    cut = find(found.graph, target, threads=threads, weights=weights, last=last, joins=joins, **may)
     return module, found, cut
 
 
@@ -193,6 +199,12 @@ def _is_slow_attention(site: Site) -> bool:
     is_measured = target.name == "sm_90" and records.kernel.src.dtype in ("f16", "bf16")
     is_small = made.queries == 1 or (is_measured and tiles <= target.processors)
     return not is_small and records.choice.template.name != "hopper_attention"
+
+
+def _is_slow_gradient(site: Site) -> bool:
+    """Whether the plan is the gradient of a product's weight, and cuBLAS may be faster."""
+    is_gradient = isinstance(site.plan.ops[0], LinearWeightGradient)
+    return is_gradient and site.records.choice.template.name != "hopper"
 
 
 def _weights(graph: Graph) -> set[str]:
