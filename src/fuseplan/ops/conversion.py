@@ -133,6 +133,7 @@ class Quantize(Scaled):
             raise refused(self.name, "zero_points", "are for i8", got=self.dtype)
 
     def apply(self, x: Scalar, scale: Scalar, zero_point: Scalar | None = None) -> Scalar:
+        """The formula."""
         scaled, row = x / scale, dtype_of(self.dtype)
         if row.is_float:
             return call(f"as_{self.dtype}", maximum(minimum(scaled, row.largest), -row.largest))

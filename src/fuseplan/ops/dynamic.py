@@ -75,6 +75,7 @@ class DynamicQuantize(Normalization):
         return {"scales": maximum(leaf(keys["largest"]) / dtype_of(self.dtype).largest, LEAST)}
 
     def formula(self, keys: Keys, src: TensorSpec) -> Scalar:
+        """The quotient, rounded."""
         return Quantize(self.dtype).apply(leaf("x"), self.result_formulas(keys, src)["scales"])
 
     @classmethod
