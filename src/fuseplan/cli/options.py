@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from fuseplan.backends import BACKENDS
@@ -211,6 +212,23 @@ def _declared(each: Field[Any], more: str) -> Callable[[Command], Command]:
 def is_model(text: str) -> bool:
     """Whether the text in the place of a plan is the name of a model's file."""
     return text.lower().endswith(".onnx")
+
+
+def refuse_told(ctx: click.Context, whose: str, *names: str) -> None:
+    """Refuses options that are told to a command which would not read them.
+
+    Args:
+        ctx: of the command.
+        whose: what the options belong to.
+        names: of the options.
+
+    Raises:
+        click.UsageError: one of them is on the command line.
+    """
+    told = [each for each in names if ctx.get_parameter_source(each) is ParameterSource.COMMANDLINE]
+    words = [param.opts[-1] for param in ctx.command.params if param.name in told]
+    if words:
+        raise click.UsageError(f"{' and '.join(words)}: of {whose} alone")
 
 
 def loud_command(command: Command) -> Command:

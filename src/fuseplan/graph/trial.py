@@ -200,7 +200,7 @@ def _values(graph: Graph, site: Site, device: str | None, example: Mapping[str, 
         made[name] = tensor if tuple(tensor.shape) == want.shape else tensor.reshape(want.shape)
         if name in example:
             spec = Dense(want.shape or (), want.dtype)
-            space_of(tensor).fill(made[name], spec, exact(example[name], want.dtype))
+            space_of(tensor).fill(made[name], spec, exact(example[name], want.dtype).reshape(spec.shape))
     return made
 
 

@@ -151,7 +151,7 @@ class GluBackward(Gated):
 
 def _angles(op: Rotary, src: TensorSpec) -> Along:
     """Axes of positions and of pairs."""
-    position = src.names.index("s") if "s" in src.names else src.rank - 2
+    position = src.names.index("s") if "s" in src.names[:-1] else src.rank - 2
     axes = (0, position) if op.batched and position else (position,)
     count = op.dimensions(src) // (1 if op.whole else 2)
     return Along((*axes, src.rank - 1), (*(src.shape[axis] for axis in axes), count))
@@ -164,7 +164,7 @@ class Rotary(Parted):
     Rotary position embedding: pairs of elements of the last axis are turned by an angle for each position.
     The elements of a pair are `dims`/2 apart, as in Llama; with `interleaved` they are neighbours, as in
     GPT-J. `dims` elements are turned, all with 0, and the others pass unchanged. Positions are the axis s, or
-    the axis in front of the last where no axis has that name: f16[8x32x512x128, bhsd] and
+    the axis in front of the last where no other axis has that name: f16[8x32x512x128, bhsd] and
     f16[8x512x32x128, bshd] are both turned along s.
 
     `inverse` turns by the negative angles, which is also the gradient: that of src is `rotary(inverse=True)`

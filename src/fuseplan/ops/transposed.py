@@ -21,7 +21,8 @@ from fuseplan.ops.windows import Pair, PerAxis, Window, reach, shortest
 class ConvTranspose(OfConvolution):
     """What transposed convolutions of any number of spatial axes share.
 
-    Features are the output's; `output_padding` makes an axis longer at its end.
+    Features are the output's; `output_padding` makes an axis longer at its end, by less than its stride or
+    its dilation.
     """
 
     onnx = "ConvTranspose"
@@ -42,6 +43,11 @@ class ConvTranspose(OfConvolution):
             raise refused(
                 self.name, "output_padding", "must be 0 or more", got=shown(self.output_padding), want=want
             )
+        limits = map(max, self.steps, self.per_axis(self.dilation))
+        if any(more >= limit for more, limit in zip(ends, limits, strict=True)):
+            problem = "must be less than the stride or the dilation of its axis"
+            got = f"{shown(self.output_padding)}, stride={self.stride}, dilation={self.dilation}"
+            raise refused(self.name, "output_padding", problem, got=got)
         self._set("output_padding", shortest(tuple(map(int, ends))))
 
     def weight_shape(self, src: TensorSpec) -> Shape:
@@ -129,7 +135,8 @@ class ConvTranspose2d(ConvTranspose):
 
     The gradient of src of `conv2d` with the same fields, as PyTorch's `conv_transpose2d`. src: (n, c, h, w);
     weight: (c, features/groups, *kernel); dst: (n, features, *output). Along each axis the output has
-    (extent - 1)*stride + dilation*(kernel - 1) + 1 - low - high + output_padding elements.
+    (extent - 1)*stride + dilation*(kernel - 1) + 1 - low - high + output_padding elements. `output_padding`
+    is less than the axis's stride or its dilation.
 
     `kernel`, `stride`, `dilation` and `output_padding` are a number for both axes, or one for each; `padding`
     is that too, or a pair (low, high) for each axis. `precision` is `full`, or `tf32`: then the factors of
@@ -147,7 +154,7 @@ class ConvTranspose2d(ConvTranspose):
         yield "f32[2x6x4x3, nhwc]", cls(9, kernel=3, stride=2, padding=1, output_padding=1, groups=3)
         yield (
             "f32[1x4x3x5]",
-            cls(6, kernel=(2, 3), stride=(3, 1), padding=((0, 1), (3, 2)), dilation=(2, 1), output_padding=2),
+            cls(6, kernel=(2, 3), stride=(3, 4), padding=((0, 1), (3, 2)), dilation=(2, 1), output_padding=2),
         )
         yield "f32[2x7x5x6]", cls(7, kernel=1, stride=2, groups=7)
 

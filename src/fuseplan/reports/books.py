@@ -173,7 +173,8 @@ def _measured(site: Site) -> MeasuredRow | None:
         return None
     ours, own = found.seconds.get(found.plan), found.seconds.get(found.peer)
     errors = found.error, found.peer_error, found.allowed
-    return MeasuredRow(found.peer, ours, own, *errors, found.disturbance or "")
+    said = "" if found.code else found.said  # else the reason's
+    return MeasuredRow(found.peer, ours, own, *errors, found.disturbance or "", said)
 
 
 def _reason(cut: Cut, nodes: Sequence[Node]) -> Reason | None:

@@ -148,13 +148,21 @@ def _opened(found: ReadGraph, cut: Cut, other: ReadGraph, twin: Cut) -> dict[str
     """The open axes of each site that is the same with other extents, by the value that it makes."""
     twins = {site.dst: site for site in twin.sites}
     pairs = [(site, twins[site.dst]) for site in cut.sites if site.dst in twins]
-    return {
+    made = {
         site.dst: tuple(
             a for a in range(site.plan.src.rank) if site.plan.src.shape[a] != twin.plan.src.shape[a]
         )
         for site, twin in pairs
         if _look(site, found.makers) == _look(twin, other.makers)
     }
+    joined_rows = {site.dst for site in cut.sites if _joins_rows(site, found.makers)}
+    # No view of torch's says how many of joined rows are along each of several open axes.
+    return {dst: axes for dst, axes in made.items() if len(axes) < 2 or dst not in joined_rows}
+
+
+def _joins_rows(site: Site, makers: dict[str, fx.Node]) -> bool:
+    """Whether torch's value has the rows as one axis that the plan's src has as several."""
+    return bool(makers[site.src].meta["val"].ndim < site.plan.src.rank)
 
 
 def _look(site: Site, makers: dict[str, fx.Node]) -> tuple[Any, ...]:
@@ -251,7 +259,7 @@ class _Writer:
         heads = [self._makers[name] for name in site.results]
         following = next(node for node in self._graph.nodes if node in heads).next
         with self._graph.inserting_before(following):
-            src = self._src(site)
+            src = self._src(site, opened)
             operands = [node for each in given_of(site.plan) for node in self._operand(site, each)]
             plan = FusionPlan(site.plan.src, *site.plan.ops[:-1]) if site.into else site.plan
             text = operators_text(plan, opened, site.joins)
@@ -283,9 +291,12 @@ class _Writer:
         if head in self._strides:
             self._strides[made] = self._strides.pop(head)
 
-    def _src(self, site: Site) -> fx.Node:
+    def _src(self, site: Site, opened: tuple[int, ...]) -> fx.Node:
         """The input: an elementwise plan reads it as it lies, where no layout was wanted."""
         node, spec = self._makers[site.src], site.plan.src
+        if _joins_rows(site, self._makers):
+            told = [-1 if axis in opened else extent for axis, extent in enumerate(spec.shape)]
+            node = self._reshaped(node, spec.shape, told)
         is_plain = tuple(_by_stride(spec.element_strides)) == tuple(range(spec.rank))
         if is_plain and all(op.kind == "elementwise" for op in site.plan.ops):
             return node
@@ -320,8 +331,7 @@ class _Writer:
         node, shape = self._makers[value], operand.shape
         told = node.meta["val"]
         if tuple(told.shape) != shape:
-            node = self._graph.call_function(aten.reshape.default, (node, shape))  # (f, 1, 1) as (f,)
-            node.meta["val"] = Described.of(shape, dense(shape, range(len(shape))), told.dtype, told.device)
+            node = self._reshaped(node, shape, shape)  # (f, 1, 1) as (f,)
         if operand.spec is not None:
             return self._lain(node, operand.spec)
         dtype = DTYPES[operand.dtype]
@@ -330,6 +340,13 @@ class _Writer:
             node = self._graph.call_function(aten._to_copy.default, (node,), {"dtype": dtype})
             node.meta["val"] = Described.of(shape, dense(shape, range(len(shape))), dtype, told.device)
         return node
+
+    def _reshaped(self, node: fx.Node, shape: tuple[int, ...], told: Sequence[int]) -> fx.Node:
+        """The value in another shape, which a call of torch's is told with -1 for an open extent."""
+        was = node.meta["val"]
+        made = self._graph.call_function(aten.reshape.default, (node, told))
+        made.meta["val"] = Described.of(shape, dense(shape, range(len(shape))), was.dtype, was.device)
+        return made
 
     def _constant(self, value: NDArray[Any]) -> fx.Node:
         name = f"constant_{len(self._constants)}"

@@ -142,7 +142,7 @@ class Eager:
         """The elements, as torch has them in the model."""
         made = torch.empty_strided(tuple(like.shape), like.stride(), dtype=like.dtype, device=self._device)
         word = str(like.dtype).removeprefix("torch.")
-        return made.copy_(self._tensor(value, "bf16" if word == "bfloat16" else None))
+        return made.copy_(self._tensor(value, "bf16" if word == "bfloat16" else None).reshape(like.shape))
 
 
 class _Kept(fx.Interpreter):  # type: ignore[misc]

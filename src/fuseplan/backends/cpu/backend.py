@@ -15,7 +15,7 @@ from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.target import KINDS, Target, host_target
 from fuseplan.kernels.template import Template
 from fuseplan.system.locks import Late, cached_property
-from fuseplan.tensors.arrays import address_of, aligned_bytes
+from fuseplan.tensors.arrays import address_of, lasting_bytes
 
 if TYPE_CHECKING:
     from fuseplan.backends.cpu import loader, runtime, templates, toolchain
@@ -62,7 +62,7 @@ class FunctionBlock:
             self._storage, 8 * FIRST_SLOT
         )
         self.bound: object = None
-        self._workspace = aligned_bytes(function.source.workspace(threads))
+        self._workspace = lasting_bytes(function.source.workspace(threads))
         for index, slot in enumerate(slots):
             if slot.kind == "workspace":
                 self.words[index] = address_of(self._workspace)

@@ -59,6 +59,13 @@ def within(b: Builder, number: Index, size: Index, count: Index) -> tuple[Index,
     return start, b.smaller(start + size, count)
 
 
+def cut(number: Index, parts: Any, count: Any) -> tuple[Index, Index]:
+    """Where one of so many parts of a count begins and ends, by its number: parts differ by one at most."""
+    if isinstance(parts, int) and parts == 1:
+        return 0, count
+    return number * count // parts, (number + 1) * count // parts
+
+
 def larger(b: Builder, a: Index, other: Index) -> Value:
     """The larger of two indices."""
     left, right = b.const(a, I64), b.const(other, I64)

@@ -132,7 +132,7 @@ class GpuMemory:
         """A torch tensor, whatever the source is."""
         return torch_maker(spec, self._device)
 
-    def packed(self, packing: Packing, buffer: Buffer, *, keep: bool) -> DeviceCopy:
+    def packed(self, packing: Packing, buffer: Buffer, *, keep: bool, lasts: bool = False) -> DeviceCopy:
         """The operand packed; itself where it lies so."""
         owner = buffer.owner if isinstance(buffer.owner, torch.Tensor) else self._torch_view(buffer.owner)
         return DeviceCopy(packed(owner.detach(), packing, keep=keep))
