@@ -29,6 +29,7 @@ class Row:
 
     Attributes:
         run: when the run began, UTC; all lines of one interleaved run share it.
+        suite, case, group, model, plan: what was measured.
         peer: who ran it: `fuseplan`, or the peer's name with its layout, such as `torch:nhwc`.
         threads: how many threads it was given; 1 on a GPU.
         copies: of its buffers, taken in turn; more than one keeps them out of the caches. 1 on a GPU, whose
@@ -145,7 +146,9 @@ def timed_row(
 
     Args:
         told: its other fields.
+        kernel: the plan's.
         facts: what the peer says of its own kernel; what it does not say is the least that the plan needs.
+        timing: of a call.
         floor: the least time for so many operations of this kernel.
     """
     known = {"nbytes": kernel.minimum_bytes, "flops": kernel.flops, **facts}

@@ -13,7 +13,11 @@ KNOWN = {"tl", "gl", "tma", "mbarrier", "fence_async_shared"}
 
 
 class Text:
-    """Lines of Python, indented by the blocks they stand in; names made here are never met twice."""
+    """Lines of Python, indented by the blocks they stand in; names made here are never met twice.
+
+    Attributes:
+        functions: lines of the functions that are whole, in the order in which they were finished.
+    """
 
     def __init__(self) -> None:
         self.functions: list[list[str]] = []
@@ -98,6 +102,7 @@ class Text:
         """Writes a call of a function whose body is written once; the names of its results.
 
         Args:
+            name: the function's.
             given: the values of names in the body that differ from call to call; its other names from outside
                 are passed as they are. Calls that give other names are of a function of their own.
             write: writes the body, and gives the names that it returns; asked once.
