@@ -35,11 +35,7 @@ SHOWN = 300  # characters of a library's own message
 
 
 def run(suite: Cases, options: Options, progress: Progress = lambda _: None) -> Iterator[list[Row]]:
-    """The rows of each case as it is done.
-
-    Raises:
-        ArgumentError: torch is not installed, or finds no GPU.
-    """
+    """The rows of each case as it is done; an ArgumentError where torch is not installed, or finds no GPU."""
     needs_gpu()
     import torch
 

@@ -39,13 +39,11 @@ class Session:
     """A cut graph, ready to run.
 
     Attributes:
-        cut: the graph and its plans.
         placement: the steps of a run, and the buffers.
         compiled: the compiled plan of each site, in order.
         arena_bytes: memory for all values of a run that plans and NumPy make.
 
     Args:
-        cut: the cut graph.
         libraries: what runs the operators of other libraries, by the library's word.
         release: called when constants were packed: they are not needed for long.
         packs: what other sessions have packed, of plans that serve every batch.

@@ -34,10 +34,6 @@ class Cases:
 
 
 def of_plan(text: str) -> Cases:
-    """One plan by its text.
-
-    Raises:
-        PlanError: the text is no plan.
-    """
+    """One plan by its text; a PlanError where the text is no plan."""
     plan = str(FusionPlan.parse(text))
     return Cases(PLANS, plan, (Case(text, plan, PLANS, PLANS),))

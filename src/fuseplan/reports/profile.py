@@ -113,7 +113,6 @@ class Profile(Printed):
         yield title, ("plan", "time", "estimate", "text"), rows
 
     def lines(self) -> Iterator[str]:
-        """Both tables."""
         return (line for table in self.tables for line in _lines(*table))
 
 

@@ -82,11 +82,7 @@ class Tuned:
 
     @classmethod
     def from_json(cls, told: Any) -> Tuned:
-        """The choice that `to_json` told.
-
-        Raises:
-            ValueError: it did not.
-        """
+        """The choice that `to_json` told; a ValueError where it did not."""
         if not isinstance(told, dict):
             raise ValueError("it is not an object")
         names = [field.name for field in fields(Key)]

@@ -158,7 +158,6 @@ class _Kept(fx.Interpreter):  # type: ignore[misc]
         self.values: dict[str, Any] = {}
 
     def run_node(self, n: fx.Node) -> Any:
-        """Runs a node."""
         made = super().run_node(n)
         if n in self._names:
             self.values[self._names[n]] = made if made.is_cuda else _array(made)

@@ -83,11 +83,6 @@ class Verdict(journal.Stored):
 
     @classmethod
     def from_json(cls, told: Any) -> Verdict:
-        """The verdict that `to_json` told.
-
-        Raises:
-            ValueError: it did not.
-        """
         found = super().from_json(told)
         if min(found.fused, *found.others.values()) <= 0:
             raise ValueError("a time is not positive")

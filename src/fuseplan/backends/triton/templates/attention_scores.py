@@ -39,8 +39,6 @@ class Scores(Writer):
     """Writes parts of one kernel.
 
     Args:
-        kernel: what is computed.
-        title: the template's text.
         few: of fewer queries, the heads that read the same keys are rows of one tile.
         rows, keys: of a tile, and of a block.
         namespace: what the text calls the language: `tl` or `gl`.
