@@ -17,10 +17,12 @@ class Text:
 
     Attributes:
         functions: lines of the functions that are whole, in the order in which they were finished.
+        converts: fp8 dtypes that the GPU's own instructions convert.
     """
 
     def __init__(self) -> None:
         self.functions: list[list[str]] = []
+        self.converts: frozenset[str] = frozenset()
         self._lines: list[str] = []
         self._depth = 0
         self._names: dict[str, int] = {}
