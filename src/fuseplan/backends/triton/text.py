@@ -13,10 +13,15 @@ KNOWN = {"tl", "gl", "tma", "mbarrier", "fence_async_shared"}
 
 
 class Text:
-    """Lines of Python, indented by the blocks they stand in; names made here are never met twice."""
+    """Lines of Python, indented by the blocks they stand in; names made here are never met twice.
+
+    Attributes:
+        converts: fp8 dtypes that the GPU's own instructions convert.
+    """
 
     def __init__(self) -> None:
         self.functions: list[list[str]] = []
+        self.converts: frozenset[str] = frozenset()
         self._lines: list[str] = []
         self._depth = 0
         self._names: dict[str, int] = {}

@@ -99,4 +99,4 @@ class HopperAttention(HopperAttentionKnobs):
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
         lots = self.lots(kernel, target)
-        return HopperAttentionWriter(lots, kernel, target.processors, self.text).source()
+        return HopperAttentionWriter(lots, kernel, target.processors, self.text).source(target)

@@ -120,4 +120,4 @@ class HopperAttentionGradient(HopperGradientKnobs):
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
         lots = self.lots(kernel, target)
-        return HopperGradientWriter(lots, kernel, target.processors, self.text).source()
+        return HopperGradientWriter(lots, kernel, target.processors, self.text).source(target)
