@@ -22,6 +22,7 @@ from fuseplan.torch.cutting import fused
 from fuseplan.torch.intact import keep_attention, restore_attention
 from fuseplan.torch.masks import simplify_masks
 from fuseplan.torch.reporting import report_of, trace
+from fuseplan.torch.trained import train_attention
 
 
 @dataclass(frozen=True)
@@ -178,6 +179,7 @@ def _with_plans(
         lost: why Inductor has the whole graph, for the report.
     """
     keep_attention(given, inputs)
+    train_attention(given, inputs)
     forward = partial(_compiled, options=how, example=inputs, lost=lost)
     backward = partial(_compiled, options=how, example=(), lost=lost)
     inference = partial(forward, is_inference=True)
