@@ -17,6 +17,7 @@ from fuseplan.bench.options import Options, Progress, now
 from fuseplan.bench.peers import known
 from fuseplan.bench.results import Row, dtypes_of, timed_row, wrong
 from fuseplan.bench.worker import part
+from fuseplan.errors import ArgumentError
 from fuseplan.kernels.lower import lower
 from fuseplan.kernels.match import match
 from fuseplan.kernels.target import parse_target
@@ -93,7 +94,13 @@ SETTLE = 0.02  # seconds for the threads of the peer before to stop spinning
 
 
 def run(suite: Cases, options: Options, progress: Progress = lambda _: None) -> Iterator[list[Row]]:
-    """The rows of each case as it is done; `progress` is called `steps(options)` times a case."""
+    """The rows of each case as it is done; `progress` is called `steps(options)` times a case.
+
+    Raises:
+        ArgumentError: a case is of gradients.
+    """
+    if any(case.gradients for case in suite.cases):
+        raise ArgumentError("gradients of plans are measured on a GPU: --target cuda")
     began = now()
     machine_peaks, _ = measured_peaks(options.threads[0])
     patience = Patience(options.patience)
@@ -170,7 +177,7 @@ class _Measured:
         ]
         for each in parts:
             each.unlink()
-        why, error = wrong(errors, self._plan), max(errors)
+        why, error = wrong(errors, dtypes, self._plan.src.dtype), max(errors)
         return {**answer, "error": error} if why is None else {"refused": why, "error": error}
 
     def _row(
@@ -196,4 +203,4 @@ class _Measured:
             return self._peaks.floor(flops, moved, footprint=footprint, dtype=dtype)
 
         told |= {"setup": answer["setup"], "error": answer["error"], "others": fmean(disturbed)}
-        return timed_row(told, kernel, answer["facts"], summarize(blocks), floor)
+        return timed_row(told, [kernel], answer["facts"], summarize(blocks), floor)

@@ -16,12 +16,15 @@ class Case:
     Attributes:
         group: the cases that it is averaged with.
         model: the network that it comes from.
+        gradients: `src` and operands, with spaces between them, whose gradients are measured in the place of
+            the plan's results; "" for none.
     """
 
     name: str
     plan: str
     group: str = "all"
     model: str = ""
+    gradients: str = ""
 
 
 @dataclass(frozen=True)

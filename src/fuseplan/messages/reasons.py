@@ -279,8 +279,8 @@ class Reason(Catalogue):
         "Pad them to a multiple of 8; `product` and `attention` take any size",
     )
     BESIDE_KEYS = (
-        "the template reads keys, values and operands per channel, and nothing else beside src",
-        "`attention` reads masks, biases, lengths and operands per element",
+        "beside attention's own tensors the template reads operands per channel, and nothing else",
+        "`attention` reads operands per element",
     )
     UNSEEN_KEYS = (
         "64 queries in a row see a key of every block that the template multiplies",

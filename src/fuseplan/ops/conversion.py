@@ -133,11 +133,14 @@ class Quantize(Scaled):
             raise refused(self.name, "zero_points", "are for i8", got=self.dtype)
 
     def apply(self, x: Scalar, scale: Scalar, zero_point: Scalar | None = None) -> Scalar:
-        """The formula."""
-        scaled, row = x / scale, dtype_of(self.dtype)
-        if row.is_float:
-            return call(f"as_{self.dtype}", maximum(minimum(scaled, row.largest), -row.largest))
-        whole = round(scaled)
+        return self.rounded(x / scale, zero_point)
+
+    def rounded(self, scaled: Scalar, zero_point: Scalar | None = None) -> Scalar:
+        """A number by its scale as an element of the dtype; casts to other dtypes than f8e5m2 saturate."""
+        row = dtype_of(self.dtype)
+        if self.dtype == "f8e5m2":
+            scaled = maximum(minimum(scaled, row.largest), -row.largest)
+        whole = scaled if row.is_float else round(scaled)
         return call(f"as_{self.dtype}", whole if zero_point is None else whole + zero_point)
 
     @classmethod

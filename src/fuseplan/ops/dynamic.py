@@ -75,8 +75,9 @@ class DynamicQuantize(Normalization):
         return {"scales": maximum(leaf(keys["largest"]) / dtype_of(self.dtype).largest, LEAST)}
 
     def formula(self, keys: Keys, src: TensorSpec) -> Scalar:
-        """The quotient, rounded."""
-        return Quantize(self.dtype).apply(leaf("x"), self.result_formulas(keys, src)["scales"])
+        """The quotient, rounded; all elements of a scale share a reciprocal, which `LEAST` keeps finite."""
+        scale = self.result_formulas(keys, src)["scales"]
+        return Quantize(self.dtype).rounded(leaf("x") * (1 / scale))
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:

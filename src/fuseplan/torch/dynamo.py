@@ -24,6 +24,7 @@ from fuseplan.torch.heads import join_losses
 from fuseplan.torch.intact import keep_attention, restore_attention
 from fuseplan.torch.masks import simplify_masks
 from fuseplan.torch.reporting import report_of, trace
+from fuseplan.torch.trained import train_attention
 
 
 @dataclass(frozen=True)
@@ -181,6 +182,7 @@ def _with_plans(
     """
     keep_attention(given, inputs)
     join_losses(given, inputs)
+    train_attention(given, inputs)
     forward = partial(_compiled, options=how, example=inputs, lost=lost)
     backward = partial(_compiled, options=how, example=(), lost=lost)
     inference = partial(forward, is_inference=True)

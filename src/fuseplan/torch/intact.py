@@ -61,13 +61,19 @@ def keep_attention(given: fx.GraphModule, inputs: Sequence[Any]) -> None:
     if torch.is_grad_enabled() or not is_plain(given, inputs):
         return
     for node in given.graph.find_nodes(op="call_function", target=SDPA):
-        told = {**DEFAULTS, **dict(zip(FIELDS, node.args, strict=False)), **node.kwargs}
-        flags = [told[name] for name in ("is_causal", "enable_gqa")]
-        is_known = all(isinstance(each, bool) for each in flags) and not isinstance(told["scale"], fx.Node)
-        if is_known and told["dropout_p"] == 0:
+        told = arguments_of(node)
+        if told is not None:
             node.target, node.kwargs = KEPT, {}
             node.args = tuple(told[name] for name in FIELDS if name != "dropout_p")
     given.recompile()
+
+
+def arguments_of(node: fx.Node) -> dict[str, Any] | None:
+    """The arguments of attention by their names; None with dropout, or where a flag is no constant."""
+    told = {**DEFAULTS, **dict(zip(FIELDS, node.args, strict=False)), **node.kwargs}
+    flags = [told[name] for name in ("is_causal", "enable_gqa")]
+    is_known = all(isinstance(each, bool) for each in flags) and not isinstance(told["scale"], fx.Node)
+    return told if is_known and told["dropout_p"] == 0 else None
 
 
 def is_plain(given: fx.GraphModule, inputs: Sequence[Any]) -> bool:

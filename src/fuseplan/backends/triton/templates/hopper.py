@@ -155,7 +155,7 @@ class Hopper(Knobs, GpuTemplate):
         return _bound(kernel)
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
-        return HopperWriter(self.schedule(kernel), target.processors, self.text).source()
+        return HopperWriter(self.schedule(kernel), target.processors, self.text).source(target)
 
 
 def _bound(kernel: Kernel) -> float:
