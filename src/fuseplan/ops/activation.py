@@ -37,7 +37,6 @@ class Identity(Elementwise):
     """
 
     onnx = "Identity"
-    torch = "identity"
 
     def apply(self, x: Scalar) -> Scalar:
         return x
