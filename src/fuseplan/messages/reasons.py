@@ -143,7 +143,7 @@ class Reason(Catalogue):
     )
     SUMMED_ROWS = (
         "sums over all rows beside statistics of each take rows whose elements are one run of memory",
-        "Give rows with their last axis innermost, or ask for the gradient of src alone",
+        "Give rows of several elements with their last axis innermost, or ask for the gradient of src alone",
     )
     RUNS = (
         "statistics of blocks behind those of whole rows are GPU kernels', of blocks of 2**n elements",
