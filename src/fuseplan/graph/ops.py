@@ -312,6 +312,8 @@ SAFE_SOFTMAX = (
     "torch.aten._safe_softmax.last"  # torch's, over the last axis: zeros where nothing is above -inf
 )
 
+HIDDEN = "torch.aten.where.hidden"  # scores where a mask is true, minus infinity elsewhere
+
 
 def _safe_softmax(scores: Tensor) -> Tensor:
     largest = np.max(scores, -1, keepdims=True)
@@ -323,6 +325,7 @@ def _safe_softmax(scores: Tensor) -> Tensor:
 MEANINGS: dict[str, Any] = {
     **dict.fromkeys(PRODUCTS, np.matmul),
     SAFE_SOFTMAX: _safe_softmax,
+    HIDDEN: lambda scores, seen: np.where(seen, scores, np.asarray(-np.inf, scores.dtype)),
     "onnx.IsNaN": np.isnan,
     "onnx.Where": np.where,
 }

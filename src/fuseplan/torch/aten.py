@@ -27,7 +27,7 @@ from fuseplan.ops.matmul import Linear, Matmul
 from fuseplan.ops.pool import AVG_POOLS, MAX_POOLS
 from fuseplan.ops.reductions import Amax, Amin, LogSoftmax, Mean, Softmax, Sum
 from fuseplan.ops.rows import LayerNorm, RmsNorm
-from fuseplan.torch.attending import attention, safe_softmax
+from fuseplan.torch.attending import attention, hidden, safe_softmax
 from fuseplan.torch.given import Given, LeftError
 from fuseplan.torch.gradients import GRADIENTS
 from fuseplan.torch.ranges import SPLITS, joined, part, sliced
@@ -366,6 +366,7 @@ TABLE: dict[Any, Row] = {
     aten.softmax.int: _softmax(Softmax),
     aten._softmax.default: _softmax(Softmax),
     aten._safe_softmax.default: safe_softmax,
+    aten.where.ScalarOther: hidden,
     aten.log_softmax.int: _softmax(LogSoftmax),
     aten._log_softmax.default: _softmax(LogSoftmax),
     aten.group_norm.default: _group_norm("num_groups"),

@@ -6,7 +6,8 @@ takes a slower kernel for it, and plans read it.
 
 from __future__ import annotations
 
-from math import prod
+from math import inf, prod
+from typing import Any
 
 import torch
 from torch import fx
@@ -19,6 +20,7 @@ CAUSAL = {  # the place of the flag
     aten.scaled_dot_product_attention.default: 5,
     aten._scaled_dot_product_efficient_attention.default: 6,
 }
+SOFTMAX = (aten.softmax.int, aten._softmax.default, aten._safe_softmax.default)
 LARGEST = 2**26  # elements of a mask that is looked at
 
 
@@ -49,6 +51,32 @@ def number_of(node: fx.Node) -> float | None:
     with _disable_current_modes():
         found = _constant(node, {})
         return None if found is None else float(found)
+
+
+def hide_by_masks(graph: fx.Graph) -> None:
+    """Writes what a softmax reads, filled with minus infinity, by a mask that is true where it is not."""
+    for node in (each for each in graph.nodes if any(user.target in SOFTMAX for user in each.users)):
+        if node.target is aten.masked_fill.Scalar:
+            values, condition, filled = node.args
+        elif node.target is aten.where.ScalarSelf:
+            condition, filled, values = node.args
+        else:
+            continue
+        if filled == -inf:
+            with graph.inserting_before(node):
+                seen = _added(graph, aten.logical_not.default, condition)
+                made = _added(graph, aten.where.ScalarOther, seen, values, filled)
+            node.replace_all_uses_with(made)
+            graph.erase_node(node)
+
+
+def _added(graph: fx.Graph, target: Any, *args: Any) -> fx.Node:
+    """A node with its value's description."""
+    made = graph.call_function(target, args)
+    values = [each.meta["val"] if isinstance(each, fx.Node) else each for each in args]
+    with values[0].fake_mode:
+        made.meta["val"] = target(*values)
+    return made
 
 
 def _constant(node: fx.Node, known: dict[fx.Node, torch.Tensor | None]) -> torch.Tensor | None:
