@@ -45,7 +45,10 @@ def steps(module: nn.Module, x: torch.Tensor, peers: list[str]) -> Iterator[tupl
         how: dict[str, Any] = {"mode": COMPILED.get(peer)}
         if peer in RESTS:
             how = {"backend": compile_graph, "options": {"rest": RESTS[peer]}}
-        yield peer, _step(module, module if peer == "torch" else torch.compile(module, dynamic=False, **how), x)
+        yield (
+            peer,
+            _step(module, module if peer == "torch" else torch.compile(module, dynamic=False, **how), x),
+        )
 
 
 def _step(module: nn.Module, run: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> Call:

@@ -48,7 +48,10 @@ def given(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def errors(got: list[torch.Tensor], exact: list[torch.Tensor]) -> float:
-    return max(float((one.detach().double() - other.detach()).norm() / other.detach().norm()) for one, other in zip(got, exact, strict=True))
+    return max(
+        float((one.detach().double() - other.detach()).norm() / other.detach().norm())
+        for one, other in zip(got, exact, strict=True)
+    )
 
 
 def found(loss: Callable[..., torch.Tensor], monkeypatch: pytest.MonkeyPatch, **how: Any) -> int:
@@ -66,7 +69,7 @@ def found(loss: Callable[..., torch.Tensor], monkeypatch: pytest.MonkeyPatch, **
     module.last.weight.requires_grad_(not how.get("is_frozen", False))
     torch._dynamo.reset()
     torch.compile(module, backend=compile_graph, dynamic=False)(*given(dtype))
-    return sum(node.target is heads.loss for node in made[0].graph.nodes)
+    return sum(node.target is heads.loss for each in made for node in each.graph.nodes)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's own, of Inductor's imports
@@ -74,7 +77,11 @@ def found(loss: Callable[..., torch.Tensor], monkeypatch: pytest.MonkeyPatch, **
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("loss", "bias"), [(mean, True), (mean, False), (in_f32, True), (total, True)])
 def test_losses_and_gradients_are_torchs(
-    loss: Callable[..., torch.Tensor], bias: bool, dtype: torch.dtype, rest: str, monkeypatch: pytest.MonkeyPatch
+    loss: Callable[..., torch.Tensor],
+    bias: bool,
+    dtype: torch.dtype,
+    rest: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """At most twice as far from float64; the loss is scaled, as for a sum of several steps."""
     monkeypatch.setattr(heads, "FEWEST", 1)
@@ -117,7 +124,9 @@ def test_logits_are_in_memory_once() -> None:
     """No further tensor of their size is made."""
     src, weight = torch.randn(64, 8), torch.randn(4096, 8)
     target, nbytes = torch.randint(0, 4096, (64,)), 64 * 4096 * 4
-    with torch.profiler.profile(profile_memory=True, activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
+    with torch.profiler.profile(
+        profile_memory=True, activities=[torch.profiler.ProfilerActivity.CPU]
+    ) as seen:
         torch.ops.fuseplan.linear_cross_entropy(src, weight, None, target, -100, 0.0)
     sizes = [each.self_cpu_memory_usage for each in seen.events()]
     assert sum(size >= nbytes for size in sizes) == 1

@@ -155,9 +155,7 @@ def test_every_form_computes_the_plan(text: str, target: Target) -> None:
     assert first_refusal(Hopper.limits(kernel, target, "default")) is None
     rng = np.random.default_rng(5)
     arrays = {"src": rng.integers(-8, 9, plan.src.shape) / 8, **data(plan, rng)}
-    out, results = plan.evaluate(
-        arrays["src"], {key: value for key, value in arrays.items() if key != "src"}
-    )
+    out, results = plan.evaluate(arrays["src"], {key: value for key, value in arrays.items() if key != "src"})
     for choice in choices(kernel, target):
         made = emulated(plan, choice, target, arrays)
         for key, want in {"": out, **results}.items():

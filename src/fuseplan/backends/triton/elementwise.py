@@ -243,7 +243,9 @@ class Elementwise:
 
     def outputs(self, x: str) -> dict[str, str]:
         """What is stored, by the arguments that take it: the stages' result, and what they saved."""
-        saved = {argument(Slot("result", each.key)): (self._values[each.key], each.dtype) for each in self._saved}
+        saved = {
+            argument(Slot("result", each.key)): (self._values[each.key], each.dtype) for each in self._saved
+        }
         made = {"dst": (x, ""), **saved}
         return {pointer: self.stored(*each) for pointer, each in made.items()}
 

@@ -102,7 +102,7 @@ class Hopper(Knobs, GpuTemplate):
             yield cls(**vars(knobs))
 
     def packed_weight(self, kernel: Kernel) -> Packing:
-        """The weight as (feature, taps, channel), behind the image where each has its own; a turned one lies."""
+        """The weight as (feature, taps, channel), behind the image where each has its own; or as it lies."""
         if Geometry(kernel).is_turned:
             return weight_packing(kernel.weight, (0, 1))
         first = int(kernel.contraction.weight_per_batch)
