@@ -24,6 +24,7 @@ from fuseplan.graph.write import Joined
 from fuseplan.language.declarations import Operand, Result
 from fuseplan.language.layouts import dense, same_strides
 from fuseplan.language.tensor import Dense, TensorSpec
+from fuseplan.ops.affine import Bias
 from fuseplan.ops.gradient import LinearWeightGradient
 from fuseplan.ops.matmul import Product
 from fuseplan.plans.plan import FusionPlan
@@ -200,9 +201,10 @@ def _is_slow_attention(site: Site) -> bool:
 
 
 def _is_alone(site: Site) -> bool:
-    """Whether the plan is a product of a training step and nothing besides, which cuBLAS computes as fast."""
+    """Whether the plan is a product of a training step, with its bias at most: cuBLAS computes it as fast."""
     op, *behind = site.plan.ops
-    if behind or site.ranges or not isinstance(op, Product | LinearWeightGradient):
+    is_product = isinstance(op, Product | LinearWeightGradient)
+    if not is_product or site.ranges or any(not isinstance(each, Bias) for each in behind):
         return False
     is_half = site.plan.src.dtype in ("f16", "bf16")
     return is_half and op.features % 8 == 0 and site.plan.src.channels % 8 == 0
