@@ -203,8 +203,9 @@ def _is_slow_attention(site: Site) -> bool:
 def _is_alone(site: Site) -> bool:
     """Whether the plan is a product of a training step, with its bias at most: cuBLAS computes it as fast."""
     op, *behind = site.plan.ops
-    is_product = isinstance(op, Product | LinearWeightGradient)
-    if not is_product or site.ranges or any(not isinstance(each, Bias) for each in behind):
+    if not isinstance(op, Product | LinearWeightGradient) or site.ranges:
+        return False
+    if any(not isinstance(each, Bias) for each in behind):
         return False
     is_half = site.plan.src.dtype in ("f16", "bf16")
     return is_half and op.features % 8 == 0 and site.plan.src.channels % 8 == 0
