@@ -70,6 +70,10 @@ class Why(Catalogue):
         "to 1.02 of the plan's time, and 0.42 to 0.56 of that of a weight's gradient",
         "choose='measured' times both and keeps the faster one",
     )
+    PACKED = (
+        "the kernel multiplies by a copy of the weight, which each step of training would have to make anew",
+        "Nothing is to be done: the framework's operators read the weight where it lies",
+    )
     INACCURATE = (
         "the plan's result is further from float64 than twice the framework's and the kernel's bound",
         "Report this with the plan and the machine",

@@ -98,6 +98,8 @@ def fused(
     cut = _without(cut, Why.INNER_VALUE, lambda site: not {*site.results, *site.reads} <= found.makers.keys())
     cut = _without(cut, Why.OPEN_EXTENT, lambda site: site.dst not in opened)
     cut = _without(cut, Why.INDUCTOR, lambda site: not is_taken(site))
+    if device.type == "cuda" and not ranges:
+        cut = _without(cut, Why.PACKED, _is_packed)
     if device.type == "cuda" and choose == "predicted":
         cut = _without(cut, Why.UNMEASURED, _is_slow_attention)
         cut = _without(cut, Why.ALONE, lambda site: not ranges and _is_alone(site))
@@ -198,6 +200,15 @@ def _is_slow_attention(site: Site) -> bool:
     is_measured = target.name == "sm_90" and records.kernel.src.dtype in ("f16", "bf16")
     is_small = made.queries == 1 or (is_measured and tiles <= target.processors)
     return not is_small and records.choice.template.name != "hopper_attention"
+
+
+def _is_packed(site: Site) -> bool:
+    """Whether the plan's kernel multiplies by a copy of the weight, which each step makes anew."""
+    records = site.built
+    if not isinstance(site.plan.ops[0], Product):
+        return False
+    weight = records.kernel.weight
+    return not records.choice.template.packing(records.kernel, records.target, weight).is_plain
 
 
 def _is_alone(site: Site) -> bool:
