@@ -26,7 +26,9 @@ from fuseplan.graph.write import Joined
 from fuseplan.language.declarations import Operand, Result
 from fuseplan.language.layouts import dense, same_strides
 from fuseplan.language.tensor import Dense, TensorSpec
+from fuseplan.ops.affine import Bias
 from fuseplan.ops.gradient import LinearWeightGradient
+from fuseplan.ops.matmul import Product
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.tensors.torch_tensors import DTYPES
 from fuseplan.torch.described import Described
@@ -85,7 +87,8 @@ def fused(
         inputs: those of an example call, whose values plans are checked and timed on; random ones without.
         rules: of the caller.
         joins: plans may write into the values that join their results, where calls give them the memory.
-        ranges: plans may compute several products of an input: their weights are joined whenever one changes.
+        ranges: plans may compute several products of an input: their weights are joined whenever one changes,
+            as in each step of training, where it is left out.
         framework: what computes the operators that no plan does.
         is_apart: whether it computes an operator whatever plans there are.
     """
@@ -100,12 +103,14 @@ def fused(
     cut = _without(cut, Why.INNER_VALUE, lambda site: not {*site.results, *site.reads} <= found.makers.keys())
     cut = _without(cut, Why.OPEN_EXTENT, lambda site: site.dst not in opened)
     cut = _without(cut, Why.INDUCTOR, lambda site: not is_taken(site))
+    if device.type == "cuda" and not ranges:
+        cut = _without(cut, Why.PACKED, _is_packed)
     if device.type == "cuda" and choose == "predicted":
         cut = _without(cut, Why.UNMEASURED, _is_slow_attention)
-        cut = _without(cut, Why.UNMEASURED, _is_slow_gradient)
+        cut = _without(cut, Why.ALONE, lambda site: not ranges and _is_alone(site))
     with _without_modes():  # tensors without elements cannot be measured
         cut = chosen(cut, framework(module, found, device, inputs), choose, is_built)
-    writer = _Writer(module, found.makers, device)
+    writer = _Writer(module, found.makers, device, changing=not ranges)
     for site in cut.sites:
         writer.write(site, opened[site.dst])
     for node in module.graph.nodes:
@@ -170,10 +175,24 @@ def _is_slow_attention(site: Site) -> bool:
     return not is_small and records.choice.template.name != "hopper_attention"
 
 
-def _is_slow_gradient(site: Site) -> bool:
-    """Whether the plan is the gradient of a product's weight, and cuBLAS may be faster."""
-    is_gradient = isinstance(site.plan.ops[0], LinearWeightGradient)
-    return is_gradient and site.records.choice.template.name != "hopper"
+def _is_packed(site: Site) -> bool:
+    """Whether the plan's kernel multiplies by a copy of the weight, which each step makes anew."""
+    records = site.built
+    if not isinstance(site.plan.ops[0], Product):
+        return False
+    weight = records.kernel.weight
+    return not records.choice.template.packing(records.kernel, records.target, weight).is_plain
+
+
+def _is_alone(site: Site) -> bool:
+    """Whether the plan is a product of a training step, with its bias at most: cuBLAS computes it as fast."""
+    op, *behind = site.plan.ops
+    if not isinstance(op, Product | LinearWeightGradient) or site.ranges:
+        return False
+    if any(not isinstance(each, Bias) for each in behind):
+        return False
+    is_half = site.plan.src.dtype in ("f16", "bf16")
+    return is_half and op.features % 8 == 0 and site.plan.src.channels % 8 == 0
 
 
 def _weights(graph: Graph) -> set[str]:
@@ -199,8 +218,11 @@ def _copied(graph: fx.Graph) -> fx.Graph:
 class _Writer:
     """Writes calls of plans into a graph."""
 
-    def __init__(self, module: fx.GraphModule, makers: dict[str, fx.Node], device: torch.device) -> None:
+    def __init__(
+        self, module: fx.GraphModule, makers: dict[str, fx.Node], device: torch.device, *, changing: bool
+    ) -> None:
         self._module, self._graph, self._makers, self._device = module, module.graph, makers, device
+        self._changing = changing  # the weights are others in each call
         self._constants: list[str] = []
         self._laid_out: dict[tuple[fx.Node, tuple[int, ...]], fx.Node] = {}
         self._output = next(iter(reversed(self._graph.nodes)))
@@ -299,8 +321,8 @@ class _Writer:
         if operand.spec is not None:
             return self._lain(node, operand.spec)
         dtype = DTYPES[operand.dtype]
-        if node.op == "call_function" and dtype != told.dtype:
-            # A kernel converts it when it is bound; one that a plan makes has other elements in each call.
+        if (node.op == "call_function" or self._changing) and dtype != told.dtype:
+            # A kernel converts it when it is bound; here it has other elements in each call.
             node = self._graph.call_function(aten._to_copy.default, (node,), {"dtype": dtype})
             node.meta["val"] = Described.of(shape, dense(shape, range(len(shape))), dtype, told.device)
         return node
