@@ -169,7 +169,9 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", choices=MODELS, default=EIGHT, help="the models")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--ieee", action="store_true", help="no factor of f32 is rounded to TF32, by any library")
+    parser.add_argument(
+        "--ieee", action="store_true", help="no factor of f32 is rounded to TF32, by any library"
+    )
     parser.add_argument("--batch", type=int, nargs="+", default=(1,))
     parser.add_argument("--threads", type=int, default=2, help="on a CPU")
     parser.add_argument("--results", type=Path, help="the folder of models_of_torch.jsonl")

@@ -159,7 +159,7 @@ def _offsets(pointer: Pointer, mask: Any) -> tuple[Any, Any]:
 def _load(pointer: Pointer, mask: Any = None, other: float = 0.0) -> NDArray[Any]:
     offset, held = _offsets(pointer, mask)
     assert (offset[held] < pointer.memory.size).all(), "a load outside of its operand"
-    values = np.where(held, pointer.memory[np.where(held, offset, 0)], np.float32(other))
+    values = np.where(held, pointer.memory[np.where(held, offset, 0)], pointer.memory.dtype.type(other))
     return np.asarray(values).view(Tile)
 
 

@@ -6,9 +6,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 
 import fuseplan.torch
+from fuseplan.torch.dynamo import compile_graph
+from fuseplan.torch.intact import SDPA, told
 
 Q, K = 5, 5
 HEADS = (2, 2, Q, 8)
@@ -112,3 +114,110 @@ def test_masks_of_other_lengths_stay() -> None:
     fused = fuseplan.torch.fuse(Cross(), x)
     torch.testing.assert_close(fused(x), Cross()(x), rtol=1e-5, atol=1e-6)
     assert "is_causal" not in str([site.plan for site in fused.fusion.cut.sites])
+
+
+class Filled(nn.Module):  # type: ignore[misc]
+    """Attention written out, whose scores are filled where a mask says so."""
+
+    def __init__(self, fill: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.fill = fill
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return self.fill(q @ k.transpose(-2, -1) / 4, mask).softmax(-1) @ v
+
+
+FILLS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "masked_fill": lambda scores, mask: scores.masked_fill(mask == 0, -torch.inf),
+    "masked_fill of bool": lambda scores, mask: scores.masked_fill(~mask.bool(), -torch.inf),
+    "where": lambda scores, mask: torch.where(mask.bool(), scores, -torch.inf),
+    "where, turned": lambda scores, mask: torch.where(mask == 0, -torch.inf, scores),
+}
+
+
+@pytest.mark.parametrize("fill", FILLS)
+@pytest.mark.parametrize(("shape", "axes"), [((2, 1, 1, Q), "bt"), ((2, 1, Q, Q), "bst"), ((Q, Q), "st")])
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_scores_that_are_filled_with_minus_infinity(
+    fill: str, shape: tuple[int, ...], axes: str, is_compiled: bool
+) -> None:
+    """NaN of a hidden key stays hidden; that of a query without a key is torch's."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(HEADS) for _ in range(3))
+    mask = torch.rand(shape).gt(0.4).int()
+    mask.view(-1, Q)[0] = 0
+    mask[..., -1] = 0
+    k[:, :, -1] = torch.nan
+    module = Filled(FILLS[fill]).eval()
+    torch._dynamo.reset()
+    with torch.no_grad():
+        if is_compiled:
+            made = torch.compile(module, backend="fuseplan")(q, k, v, mask)
+        else:
+            fused = fuseplan.torch.fuse(module, q, k, v, mask)
+            made = fused(q, k, v, mask)
+            (site,) = fused.report.sites
+            assert str(site.plan).endswith(f"attention(scale=0.25, mask_axes={axes}, nan_unseen=True)")
+        torch.testing.assert_close(made, module(q, k, v, mask), equal_nan=True)
+
+
+def test_other_fills_stay() -> None:
+    """A query without a key has the mean of the values then."""
+    module = Filled(lambda scores, mask: scores.masked_fill(mask == 0, LEAST)).eval()
+    q, k, v = (torch.randn(HEADS) for _ in range(3))
+    mask = torch.ones(Q, Q)
+    mask[1] = 0
+    fused = fuseplan.torch.fuse(module, q, k, v, mask)
+    assert not any("attention" in str(site.plan) for site in fused.report.sites)
+    torch.testing.assert_close(fused(q, k, v, mask), module(q, k, v, mask))
+
+
+def written(_: torch.Tensor) -> torch.Tensor:
+    mask = torch.ones(Q, K, dtype=torch.bool)
+    mask[1, 2] = False
+    return mask
+
+
+def written_through_a_view(_: torch.Tensor) -> torch.Tensor:
+    mask = torch.ones(Q, K, dtype=torch.bool)
+    mask[1:].t()[2].fill_(False)
+    return mask
+
+
+def joined_in_place(_: torch.Tensor) -> torch.Tensor:
+    mask = torch.ones(Q, K, dtype=torch.bool)
+    mask &= places()[0] > 0
+    return mask
+
+
+def drawn(_: torch.Tensor) -> torch.Tensor:
+    return torch.rand(Q, K) < 2
+
+
+@pytest.mark.parametrize(
+    ("mask", "stays", "is_causal"),
+    [
+        *((each, False, False) for each in (nothing, zeros)),
+        *((each, False, True) for each in (causal, added, by_where)),
+        *((each, True, False) for each in (but_for_one, window, slope, of_an_input)),
+        *((each, True, False) for each in (written, written_through_a_view, joined_in_place, drawn)),
+    ],
+)
+def test_a_mask_of_a_training_step(
+    mask: Callable[[torch.Tensor], torch.Tensor],
+    stays: bool,
+    is_causal: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found: list[fx.GraphModule] = []
+    monkeypatch.setattr("fuseplan.torch.dynamo.join_losses", lambda given, _: found.append(given))
+    torch.manual_seed(3)
+    module, x = Attention(mask), torch.randn(HEADS, requires_grad=True)
+    torch._dynamo.reset()
+    made = torch.compile(module, backend=compile_graph)(x)
+    (node,) = found[0].graph.find_nodes(op="call_function", target=SDPA)
+    assert (told(node)["attn_mask"] is not None, told(node)["is_causal"]) == (stays, is_causal)
+    want = module(x)
+    torch.testing.assert_close(made, want, rtol=1e-5, atol=1e-6, equal_nan=True)
+    for each in zip(*(torch.autograd.grad(out.square().sum(), x) for out in (made, want)), strict=True):
+        torch.testing.assert_close(*each, rtol=1e-4, atol=1e-5, equal_nan=True)

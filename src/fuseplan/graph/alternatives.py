@@ -37,7 +37,6 @@ def as_it_lies(
 
     Args:
         site: its tensors lie channels last.
-        graph: the graph.
         last: values that lie so in the framework.
         is_apart: whether the framework computes a node.
         decided: what the stages make of a plan.
@@ -64,7 +63,6 @@ def exact(site: Site, layer: Layer, on: Callable[[Layer], Site | Reason]) -> Sit
 
     Args:
         site: of a layer and its region.
-        layer: the layer.
         on: the site for another layer.
     """
     if getattr(layer.op, "precision", "full") == "full":

@@ -55,9 +55,6 @@ def find(
     """Cuts a graph into plans that the target computes; nothing is compiled.
 
     Args:
-        graph: the graph.
-        target: the machine that the plans are for.
-        threads: the most threads of a launch.
         accuracy: as for `fuseplan.compile`.
         weights: inputs that may be weights. They may change, so nothing is folded into them.
         last: values that lie channels last where no plan makes or reads them; all others lie in order.

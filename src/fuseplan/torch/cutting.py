@@ -26,13 +26,16 @@ from fuseplan.graph.write import Joined
 from fuseplan.language.declarations import Operand, Result
 from fuseplan.language.layouts import dense, same_strides
 from fuseplan.language.tensor import Dense, TensorSpec
+from fuseplan.ops.affine import Bias
+from fuseplan.ops.gradient import LinearWeightGradient
+from fuseplan.ops.matmul import Product
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.tensors.torch_tensors import DTYPES
 from fuseplan.torch.described import Described
 from fuseplan.torch.eager import Eager
 from fuseplan.torch.given import stands_for
 from fuseplan.torch.kernels import given_of, operators_text, target_of
-from fuseplan.torch.opening import Opened, opened_of, points
+from fuseplan.torch.opening import Opened, joins_rows, opened_of, points
 from fuseplan.torch.operator import launched
 from fuseplan.torch.reader import ReadGraph, read
 
@@ -84,7 +87,8 @@ def fused(
         inputs: those of an example call, whose values plans are checked and timed on; random ones without.
         rules: of the caller.
         joins: plans may write into the values that join their results, where calls give them the memory.
-        ranges: plans may compute several products of an input: their weights are joined whenever one changes.
+        ranges: plans may compute several products of an input: their weights are joined whenever one changes,
+            as in each step of training, where it is left out.
         framework: what computes the operators that no plan does.
         is_apart: whether it computes an operator whatever plans there are.
     """
@@ -99,11 +103,14 @@ def fused(
     cut = _without(cut, Why.INNER_VALUE, lambda site: not {*site.results, *site.reads} <= found.makers.keys())
     cut = _without(cut, Why.OPEN_EXTENT, lambda site: site.dst not in opened)
     cut = _without(cut, Why.INDUCTOR, lambda site: not is_taken(site))
+    if device.type == "cuda" and not ranges:
+        cut = _without(cut, Why.PACKED, _is_packed)
     if device.type == "cuda" and choose == "predicted":
         cut = _without(cut, Why.UNMEASURED, _is_slow_attention)
+        cut = _without(cut, Why.ALONE, lambda site: not ranges and _is_alone(site))
     with _without_modes():  # tensors without elements cannot be measured
         cut = chosen(cut, framework(module, found, device, inputs), choose, is_built)
-    writer = _Writer(module, found.makers, device)
+    writer = _Writer(module, found.makers, device, changing=not ranges)
     for site in cut.sites:
         writer.write(site, opened[site.dst])
     for node in module.graph.nodes:
@@ -168,6 +175,26 @@ def _is_slow_attention(site: Site) -> bool:
     return not is_small and records.choice.template.name != "hopper_attention"
 
 
+def _is_packed(site: Site) -> bool:
+    """Whether the plan's kernel multiplies by a copy of the weight, which each step makes anew."""
+    records = site.built
+    if not isinstance(site.plan.ops[0], Product):
+        return False
+    weight = records.kernel.weight
+    return not records.choice.template.packing(records.kernel, records.target, weight).is_plain
+
+
+def _is_alone(site: Site) -> bool:
+    """Whether the plan is a product of a training step, with its bias at most: cuBLAS computes it as fast."""
+    op, *behind = site.plan.ops
+    if not isinstance(op, Product | LinearWeightGradient) or site.ranges:
+        return False
+    if any(not isinstance(each, Bias) for each in behind):
+        return False
+    is_half = site.plan.src.dtype in ("f16", "bf16")
+    return is_half and op.features % 8 == 0 and site.plan.src.channels % 8 == 0
+
+
 def _weights(graph: Graph) -> set[str]:
     """The inputs that are second factors of products."""
     layers = (node for node in graph.nodes if isinstance(node.op, Layer) and "weight" in node.op.keys)
@@ -191,8 +218,11 @@ def _copied(graph: fx.Graph) -> fx.Graph:
 class _Writer:
     """Writes calls of plans into a graph."""
 
-    def __init__(self, module: fx.GraphModule, makers: dict[str, fx.Node], device: torch.device) -> None:
+    def __init__(
+        self, module: fx.GraphModule, makers: dict[str, fx.Node], device: torch.device, *, changing: bool
+    ) -> None:
         self._module, self._graph, self._makers, self._device = module, module.graph, makers, device
+        self._changing = changing  # the weights are others in each call
         self._constants: list[str] = []
         self._laid_out: dict[tuple[fx.Node, tuple[int, ...]], fx.Node] = {}
         self._output = next(iter(reversed(self._graph.nodes)))
@@ -212,7 +242,7 @@ class _Writer:
         heads = [self._makers[name] for name in site.results]
         following = next(node for node in self._graph.nodes if node in heads).next
         with self._graph.inserting_before(following):
-            src = self._src(site)
+            src = self._src(site, opened.axes)
             given = given_of(site.plan)
             operands = [node for each in given for node in self._operand(site, each, opened.shapes)]
             plan = FusionPlan(site.plan.src, *site.plan.ops[:-1]) if site.into else site.plan
@@ -245,9 +275,12 @@ class _Writer:
         if head in self._strides:
             self._strides[made] = self._strides.pop(head)
 
-    def _src(self, site: Site) -> fx.Node:
+    def _src(self, site: Site, opened: tuple[int, ...]) -> fx.Node:
         """The input: an elementwise plan reads it as it lies, where no layout was wanted."""
         node, spec = self._makers[site.src], site.plan.src
+        if joins_rows(site, self._makers):
+            told = [-1 if axis in opened else extent for axis, extent in enumerate(spec.shape)]
+            node = self._reshaped(node, spec.shape, told)
         is_plain = tuple(_by_stride(spec.element_strides)) == tuple(range(spec.rank))
         if is_plain and all(op.kind == "elementwise" for op in site.plan.ops):
             return node
@@ -284,16 +317,22 @@ class _Writer:
         node, shape = self._makers[value], operand.shape
         told = node.meta["val"]
         if tuple(told.shape) != shape:
-            node = self._graph.call_function(aten.reshape.default, (node, opened))  # (f, 1, 1) as (f,)
-            node.meta["val"] = Described.of(shape, dense(shape, range(len(shape))), told.dtype, told.device)
+            node = self._reshaped(node, shape, opened)  # (f, 1, 1) as (f,)
         if operand.spec is not None:
             return self._lain(node, operand.spec)
         dtype = DTYPES[operand.dtype]
-        if node.op == "call_function" and dtype != told.dtype:
-            # A kernel converts it when it is bound; one that a plan makes has other elements in each call.
+        if (node.op == "call_function" or self._changing) and dtype != told.dtype:
+            # A kernel converts it when it is bound; here it has other elements in each call.
             node = self._graph.call_function(aten._to_copy.default, (node,), {"dtype": dtype})
             node.meta["val"] = Described.of(shape, dense(shape, range(len(shape))), dtype, told.device)
         return node
+
+    def _reshaped(self, node: fx.Node, shape: tuple[int, ...], told: Sequence[int]) -> fx.Node:
+        """The value in another shape, which a call of torch's is told with -1 for an open extent."""
+        was = node.meta["val"]
+        made = self._graph.call_function(aten.reshape.default, (node, told))
+        made.meta["val"] = Described.of(shape, dense(shape, range(len(shape))), was.dtype, was.device)
+        return made
 
     def _constant(self, value: NDArray[Any]) -> fx.Node:
         name = f"constant_{len(self._constants)}"

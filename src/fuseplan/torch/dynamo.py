@@ -11,6 +11,7 @@ import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
+from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
 
 from fuseplan.errors import ArgumentError
@@ -19,9 +20,11 @@ from fuseplan.graph.rules import Rule
 from fuseplan.graph.why import Reason
 from fuseplan.torch.arenas import Arenas
 from fuseplan.torch.cutting import fused
+from fuseplan.torch.heads import join_losses
 from fuseplan.torch.intact import keep_attention, restore_attention
-from fuseplan.torch.masks import simplify_masks
+from fuseplan.torch.masks import fold_masks, hide_by_masks, simplify_masks
 from fuseplan.torch.reporting import report_of, trace
+from fuseplan.torch.trained import train_attention
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,7 @@ def _compiled(
         return _boxed(given.forward)
     if is_inference:  # a backward pass is given the mask that the forward pass was
         simplify_masks(given.graph)
+        hide_by_masks(given.graph)
         given.recompile()
     how: dict[str, Any] = {"choose": options.choose, "rules": options.rules, "ranges": is_inference}
     how["inputs"] = example if _is_like(example, inputs) else ()
@@ -177,11 +181,18 @@ def _with_plans(
         how: the options.
         lost: why Inductor has the whole graph, for the report.
     """
+    if torch.is_grad_enabled():
+        fold_masks(given)
+        join_losses(given, inputs)
     keep_attention(given, inputs)
+    train_attention(given, inputs)
     forward = partial(_compiled, options=how, example=inputs, lost=lost)
     backward = partial(_compiled, options=how, example=(), lost=lost)
     inference = partial(forward, is_inference=True)
     made: Callable[..., Any] = aot_autograd(
-        fw_compiler=forward, bw_compiler=backward, inference_compiler=inference
+        fw_compiler=forward,
+        bw_compiler=backward,
+        inference_compiler=inference,
+        partition_fn=min_cut_rematerialization_partition,  # cheap values are computed again, not kept
     )(given, inputs)
     return made

@@ -40,7 +40,6 @@ class Given:
     """A node, and the graph that its operators are added to.
 
     Attributes:
-        node: torch's node.
         names: of the arguments of torch's operator.
         added: its operators so far.
         made: the types of their results.
@@ -77,22 +76,14 @@ class Given:
         return name in self.names and self.argument(name) is not None
 
     def number(self, name: str) -> float:
-        """An argument that is a number.
-
-        Raises:
-            LeftError: it is a tensor, or open.
-        """
+        """An argument that is a number; a LeftError where it is a tensor, or open."""
         value = self.argument(name)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise LeftError(Why.FORMULA, value)
         return float(value)
 
     def integers(self, name: str) -> tuple[int, ...]:
-        """An argument that is a list of numbers.
-
-        Raises:
-            LeftError: one is open.
-        """
+        """An argument that is a list of numbers; a LeftError where one is open."""
         values = tuple(self.argument(name))
         if not all(type(each) is int for each in values):
             raise LeftError(Why.SHAPE, values)
@@ -103,11 +94,7 @@ class Given:
         return self.made.get(name) or self._types[name]
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The extents of a value.
-
-        Raises:
-            LeftError: they are open.
-        """
+        """The extents of a value; a LeftError where they are open."""
         shape = self.type_of(name).shape
         if shape is None:
             raise LeftError(Why.SHAPE, name)
@@ -156,11 +143,7 @@ class Given:
         return name
 
     def layer(self, op: Op, *inputs: str) -> str:
-        """Adds an operator of plans.
-
-        Raises:
-            LeftError: a plan has no such tensor.
-        """
+        """Adds an operator of plans; a LeftError where a plan has no such tensor."""
         if not self.type_of(inputs[0]).is_spec:
             raise LeftError(Why.SHAPE, self.type_of(inputs[0]))
         return self.add(Layer(op), *inputs)

@@ -58,23 +58,39 @@ def keep_attention(given: fx.GraphModule, inputs: Sequence[Any]) -> None:
 
     Graphs that change torch's modes, and tensors of other kinds, stay as they are: it knows neither.
     """
-    is_mixed = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
-    kinds = {type(each) for each in inputs if isinstance(each, torch.Tensor)}
-    if torch.is_grad_enabled() or is_mixed or not kinds <= {*KINDS}:
-        return
-    if any(mode in _name(node) for node in given.graph.nodes for mode in MODES):
+    if torch.is_grad_enabled() or not is_plain(given, inputs):
         return
     for node in given.graph.find_nodes(op="call_function", target=SDPA):
-        told = {**DEFAULTS, **dict(zip(FIELDS, node.args, strict=False)), **node.kwargs}
-        flags = [told[name] for name in ("is_causal", "enable_gqa")]
-        is_plain = all(isinstance(each, bool) for each in flags) and not isinstance(told["scale"], fx.Node)
-        if is_plain and told["dropout_p"] == 0:
+        arguments = arguments_of(node)
+        if arguments is not None:
             node.target, node.kwargs = KEPT, {}
-            node.args = tuple(told[name] for name in FIELDS if name != "dropout_p")
+            node.args = tuple(arguments[name] for name in FIELDS if name != "dropout_p")
     given.recompile()
 
 
-def _name(node: fx.Node) -> str:
+def arguments_of(node: fx.Node) -> dict[str, Any] | None:
+    """The arguments of attention by their names; None with dropout, or where a flag is no constant."""
+    given = told(node)
+    flags = [given[name] for name in ("is_causal", "enable_gqa")]
+    is_known = all(isinstance(each, bool) for each in flags) and not isinstance(given["scale"], fx.Node)
+    return given if is_known and given["dropout_p"] == 0 else None
+
+
+def told(node: fx.Node) -> dict[str, Any]:
+    """The arguments of a node of attention, by name."""
+    return {**DEFAULTS, **dict(zip(FIELDS, node.args, strict=False)), **node.kwargs}
+
+
+def is_plain(given: fx.GraphModule, inputs: Sequence[Any], modes: Sequence[str] = MODES) -> bool:
+    """Whether the graph's tensors are torch's own, and it changes none of these modes of torch's."""
+    is_mixed = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
+    kinds = {type(each) for each in inputs if isinstance(each, torch.Tensor)}
+    is_changed = any(mode in name_of(node) for node in given.graph.nodes for mode in modes)
+    return not is_mixed and kinds <= {*KINDS} and not is_changed
+
+
+def name_of(node: fx.Node) -> str:
+    """The module and the name of the function that a node calls; empty for another node."""
     target = node.target
     return f"{getattr(target, '__module__', '')}.{target}" if node.op == "call_function" else ""
 

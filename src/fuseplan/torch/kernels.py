@@ -34,9 +34,9 @@ NAMED = re.compile(r"\s*\[([*\w]+)\]\s*->\s*")  # names of axes in front of oper
 KEPT = 1024  # packed sets of operands of one plan: the layers of a model that are alike share it
 ALIGNMENT = 16  # bytes; kernels for GPUs take no tensor that begins elsewhere
 
-# Of an operand: its storage, its address, its version, and how it lies there. While a weak reference to the
-# storage is kept, no other has its number.
-Mark = tuple[int, int, int, torch.Size, tuple[int, ...]]
+# Of an operand: its storage, its address, and how it lies there. While a weak reference to the storage is
+# kept, no other has its number.
+Mark = tuple[int, int, torch.Size, tuple[int, ...]]
 Packed = dict[tuple[Mark, ...], tuple[tuple[StorageWeakRef, ...], "Bindings"]]
 # Batch norm in training updates these by kernels of torch's that raise no version counter.
 UNCOUNTED = ("mean", "variance")
@@ -139,17 +139,20 @@ class Bindings(NamedTuple):
 
     Attributes:
         plan: the plan.
-        told: of the packed operands that torch writes without counting, by their places, the elements.
-        is_kept: whether it holds for later calls on the same tensors, while these are not written.
+        versions: of the packed operands, by their places: how often they were written before.
+        told: of those that torch writes without counting, the elements.
+        is_kept: whether it holds for later calls on the same tensors, while the packed ones are not written.
     """
 
     plan: BoundPlan
+    versions: Mapping[int, int]
     told: Mapping[int, bytes]
     is_kept: bool
 
     def is_current(self, given: Tensors) -> bool:
-        """Whether nothing wrote into a tensor without counting."""
-        return not self.told or all(content(given[place]) == told for place, told in self.told.items())
+        """Whether nothing wrote into a packed tensor."""
+        counted = all(given[place]._version == version for place, version in self.versions.items())
+        return counted and all(content(given[place]) == told for place, told in self.told.items())
 
 
 class Bound(NamedTuple):
@@ -208,7 +211,7 @@ class Kernel:
         if parameters or len(given) != len(self._keys):
             check_count(self.plan, self._keys, given, parameters)
         values: dict[str, Any] = {
-            self._keys[place]: _lain(given[place], spec) for place, spec in self._per_call.items()
+            self._keys[place]: laid(given[place], spec) for place, spec in self._per_call.items()
         }
         values |= {key: values[key].clone() for key in self._updated}
         if parameters:
@@ -224,10 +227,10 @@ class Kernel:
             changing: the places of those with other elements in each call, which cannot be packed once.
         """
         packs_late = not {*changing}.isdisjoint(self.constant)
-        made, told, _ = Bindings(self._bind(given), {}, False) if packs_late else self.held(given)
+        made, _, told, _ = Bindings(self._bind(given), {}, {}, False) if packs_late else self.held(given)
         apart = [place for place in self.constant if self._keys[place] not in made.lent]
         late = {self._keys[place]: given[place] for place in apart if place in changing}
-        lain = {place: _lain(given[place], spec) for place, spec in self._per_call.items()}
+        lain = {place: laid(given[place], spec) for place, spec in self._per_call.items()}
         copied = [given[place] for place in apart if place not in changing]
         copied += [given[place] for place, each in lain.items() if each.data_ptr() != given[place].data_ptr()]
         further = made.further({self._keys[place]: each for place, each in lain.items()})
@@ -237,29 +240,28 @@ class Kernel:
         """The plan with the constant operands bound, as they were packed before where they are the same."""
         constant = [given[place] for place in self.constant]
         if True in [each.is_inference() for each in constant]:  # these count no versions
-            return Bindings(self._bind(given), {}, False)
+            return Bindings(self._bind(given), {}, {}, False)
         marks = tuple(
-            [
-                (each.untyped_storage()._cdata, each.data_ptr(), each._version, each.shape, each.stride())
-                for each in constant
-            ]
+            [(each.untyped_storage()._cdata, each.data_ptr(), each.shape, each.stride()) for each in constant]
         )
         held = self._packed.get(marks)
         if held is None or not held[1].is_current(given):
             if self._queue and self._queue.is_capturing():
                 # Packed whenever the graph runs, in memory of the graph's.
-                return Bindings(self._bind(given), {}, False)
+                return Bindings(self._bind(given), {}, {}, False)
             self._drop()
             storages = tuple(StorageWeakRef(each.untyped_storage()) for each in constant)
             bound = self._bind(given)
-            copied = (place for place in self._uncounted if self._keys[place] not in bound.lent)
-            told = {place: content(given[place]) for place in copied if given[place].is_cpu}
-            held = self._packed[marks] = storages, Bindings(bound, told, True)
+            copied = [place for place in self.constant if self._keys[place] not in bound.lent]
+            versions = {place: given[place]._version for place in copied}
+            uncounted = (place for place in copied if place in self._uncounted and given[place].is_cpu)
+            told = {place: content(given[place]) for place in uncounted}
+            held = self._packed[marks] = storages, Bindings(bound, versions, told, True)
         return held[1]
 
     def reads_in_place(self, given: Tensors) -> bool:
         """Whether the plan gives its output alone, and reads operands per element where they lie."""
-        pairs = ((given[place], _lain(given[place], spec)) for place, spec in self._per_call.items())
+        pairs = ((given[place], laid(given[place], spec)) for place, spec in self._per_call.items())
         makes_more = self.plan.results or self.plan.views
         return not makes_more and all(each.data_ptr() == made.data_ptr() for each, made in pairs)
 
@@ -355,7 +357,7 @@ def content(tensor: torch.Tensor) -> bytes:
     return made
 
 
-def _lain(tensor: torch.Tensor, spec: TensorSpec | Dense) -> torch.Tensor:
+def laid(tensor: torch.Tensor, spec: TensorSpec | Dense) -> torch.Tensor:
     """The tensor, or a copy whose elements lie as the kernel reads them."""
     plain, strides = aligned(tensor), spec.element_strides
     if plain.shape != spec.shape or same_strides(spec.shape, plain.stride(), strides):

@@ -80,8 +80,15 @@ def opened_of(found: ReadGraph, cut: Cut, other: ReadGraph, twin: Cut) -> dict[s
     return {dst: opened for dst, (site, opened) in made.items() if _is_told(site, opened, found.makers)}
 
 
+def joins_rows(site: Site, makers: dict[str, fx.Node]) -> bool:
+    """Whether torch's value has the rows as one axis that the plan's src has as several."""
+    return bool(makers[site.src].meta["val"].ndim < site.plan.src.rank)
+
+
 def _is_told(site: Site, opened: Opened, makers: dict[str, fx.Node]) -> bool:
-    """Whether each operand that is reshaped has one open extent at most, which follows from the others."""
+    """Whether src and operands that are reshaped have one open extent each at most: it follows from the rest."""
+    if len(opened.axes) > 1 and joins_rows(site, makers):
+        return False
     shapes = dict(_shapes(site))
     values = {key: value for key, value in site.operands.items() if isinstance(value, str)}
     return all(

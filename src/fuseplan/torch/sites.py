@@ -12,9 +12,6 @@ from fuseplan.tensors.torch_tensors import Likeness, alike
 from fuseplan.torch.kernels import ALIGNMENT, Bindings, Kernel, Tensors, kernel_on
 from fuseplan.torch.operator import is_seen, is_watched, readable
 
-Marks = tuple[list[int], list[int]]  # how often tensors were written, and where they lie
-_version = operator.attrgetter("_version")
-
 
 class Site:
     """`torch.ops.fuseplan.run` at one place of a program, without torch's dispatcher.
@@ -24,7 +21,7 @@ class Site:
 
     def __init__(self) -> None:
         self._known: tuple[Kernel, Likeness, list[tuple[int, int]]] | None = None
-        self._last: tuple[list[torch.Tensor], Marks, Bindings] | None = None
+        self._last: tuple[list[torch.Tensor], list[int], Bindings] | None = None
 
     def __call__(
         self, operators: str, src: torch.Tensor, given: Tensors, parameters: Sequence[float]
@@ -44,13 +41,12 @@ class Site:
         """The plan with its weights, as the call before had it where they are the same."""
         own = [given[place] for place in kernel.constant]
         last = self._last
-        if last is not None and all(map(operator.is_, own, last[0])):
-            marks = [*map(_version, own)], [*map(torch.Tensor.data_ptr, own)]
-            if marks == last[1] and last[2].is_current(given):
-                return last[2]
+        is_same = last is not None and all(map(operator.is_, own, last[0]))
+        if last and is_same and [*map(torch.Tensor.data_ptr, own)] == last[1] and last[2].is_current(given):
+            return last[2]
         made = kernel.held(given)
         if made.is_kept:
-            self._last = own, ([*map(_version, own)], [*map(torch.Tensor.data_ptr, own)]), made
+            self._last = own, [*map(torch.Tensor.data_ptr, own)], made
         return made
 
     def _anew(

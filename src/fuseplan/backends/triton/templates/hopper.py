@@ -11,6 +11,7 @@ from itertools import product
 from math import prod
 from typing import ClassVar
 
+from fuseplan.backends.parts import gates_beside
 from fuseplan.backends.triton import model
 from fuseplan.backends.triton.index import ceil_div
 from fuseplan.backends.triton.template import GpuTemplate, weight_packing
@@ -38,7 +39,9 @@ from fuseplan.scalar import calls
 
 @dataclass(frozen=True)
 class Hopper(Knobs, GpuTemplate):
-    """Products and convolutions of f16 and bf16, channels last, and of f32 in TF32, with a persistent grid.
+    """Products and convolutions of f16 and bf16, channels last, gated ones too, and of f32 in TF32.
+
+    The grid is persistent.
 
     reads:  src and weight once per tile from the L2 into shared memory (src again for each tap), each operand
             once; `resident` weights once per program
@@ -86,9 +89,9 @@ class Hopper(Knobs, GpuTemplate):
         first = kernel.prologue[0] if kernel.prologue else None
         at, text = (None, None) if first is None else (first.step, first.op_text)
         yield claim(first is None, Reason.PROLOGUE, got=text, operator=at)
-        yield from layout_claims(kernel)
-        saved = next(iter(kernel.saved), None)
-        yield claim(saved is None, Reason.SAVED, operator=saved)
+        yield from layout_claims(kernel, gated=is_half)
+        other = next((each for each in kernel.saved if kernel.saved[each].dtype != kernel.dst.dtype), None)
+        yield claim(other is None, Reason.SAVED, operator=other)
         drawn = next((each for each in kernel.epilogue if "random" in calls(each.expression)), None)
         at, text = (None, None) if drawn is None else (drawn.step, drawn.op_text)
         yield claim(drawn is None, Reason.DRAWN, got=text, operator=at)
@@ -115,13 +118,20 @@ class Hopper(Knobs, GpuTemplate):
             yield cls(**vars(knobs))
 
     def packed_weight(self, kernel: Kernel) -> Packing:
-        """The weight as (feature, taps, channel), behind the image where each has its own."""
-        first = int(kernel.contraction.weight_per_batch)
+        """The weight as (feature, taps, channel), behind the image where each has its own; a turned one lies.
+
+        In a gated product, each tile has its gates and then its values.
+        """
+        geometry = Geometry(kernel)
+        if geometry.is_turned:
+            return weight_packing(kernel.weight, (0, 1))
+        schedule, first = self.schedule(kernel), int(kernel.contraction.weight_per_batch)
         ordered = kernel.weight.axes
         axes = (*ordered[: first + 1], *ordered[first + 2 :], ordered[first + 1])
         if kernel.src.dtype != "f32":
-            return weight_packing(kernel.weight, axes)
-        geometry = Geometry(kernel)
+            inner = tuple(kernel.weight.shape[axis] for axis in axes[1:])
+            gates = gates_beside(kernel.parts, schedule.across * schedule.made, schedule.made, inner)
+            return weight_packing(kernel.weight, axes, gates=gates)
         weight = replace(kernel.weight, shape=geometry.conv.weight_shape) if geometry.joint else kernel.weight
         images = weight.shape[:first]
         shape = (*images, geometry.features, geometry.taps, geometry.channels)
@@ -145,7 +155,7 @@ class Hopper(Knobs, GpuTemplate):
         return _bound(kernel)
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
-        return HopperWriter(self.schedule(kernel), target.processors, self.text).source()
+        return HopperWriter(self.schedule(kernel), target.processors, self.text).source(target)
 
 
 def _bound(kernel: Kernel) -> float:
@@ -161,7 +171,7 @@ def _copy_claims(kernel: Kernel) -> Iterator[Claim]:
     step, contraction = kernel.centre_step, kernel.contraction
     last = _channels_last(kernel)
     yield claim(last, Reason.CHANNELS_FIRST, got=str(kernel.src), operator=step)
-    sizes = {"channels": contraction.channels_per_group, "features": contraction.features}
+    sizes = {"channels": contraction.channels_per_group, "features": Geometry(kernel).features}
     odd = [f"{count} {name}" for name, count in sizes.items() if count % ALIGNED]
     odd += [f"a stride of {stride} in src" for stride in strides_fit(kernel.src)]
     want = f"multiples of {ALIGNED}"
@@ -205,10 +215,12 @@ def choices(kernel: Kernel, target: Target) -> Iterator[tuple[Knobs, float]]:
     """Every choice that fits the processor, and its seconds."""
     plain, reaching = Geometry(kernel), Geometry(kernel, True)
     geometries = (plain, reaching) if plain.can_reach else (plain,)
+    # gate and value are columns of one thread's sums, which rows are not
+    orders = (False,) if plain.ways > 1 else (False, True)
     for geometry, rows in product(geometries, (64, 128, 256)):
         boxes = geometry.boxes(rows)[:BOXES]
         for box, columns, depth, form, swapped in product(
-            boxes, _widths(kernel), _depths(kernel), FORMS, (False, True)
+            boxes, _widths(kernel), _depths(kernel), FORMS, orders
         ):
             if _fits((rows, columns), form, swapped):
                 base = Knobs(box, columns, depth, FEWEST_STAGES, *form[:2], programs=form[2])
@@ -276,7 +288,8 @@ def _are_whole_lines(kernel: Kernel) -> bool:
 def _finishing(schedule: Schedule) -> float:
     """Seconds for what a group does after the sum."""
     steps = 4 + 3 * schedule.geometry.functions
-    return prod(schedule.sum_shape) / 128 * steps / STEPS_A_SECOND + TILE_SECONDS
+    elements = prod(schedule.own) * schedule.own_columns
+    return elements / 128 * steps / STEPS_A_SECOND + TILE_SECONDS
 
 
 def _widths(kernel: Kernel) -> tuple[int, ...]:

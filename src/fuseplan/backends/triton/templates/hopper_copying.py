@@ -70,7 +70,7 @@ class Copying:
         across, lines = schedule.across, schedule.lines
         program = number("gl.program_id(0)", self.grid)
         text.line(
-            f"feature = {program % across * knobs.columns}",
+            f"row = {program % across * knobs.columns}",
             f"mbarrier.expect(held, {schedule.blocks * lines * schedule.weight_bytes})",
         )
         taps = self.geometry.taps // lines
@@ -79,8 +79,12 @@ class Copying:
         if self.by_channels:
             pairs = [(tap, channel) for channel, tap in product(parts, range(taps))]
         for place, ((tap, channel), line) in enumerate(product(pairs, range(lines))):
-            where = f"[feature, {line * taps + tap}, {channel}]"
+            where = self._weight_at(Index("row"), line * taps + tap, channel)
             text.line(f"tma.async_load({self.weight}, {where}, held, weight_ring.index({place}))")
+
+    def _weight_at(self, row: Index, tap: Index | int, channel: object) -> str:
+        """The coordinates of a block of the weight."""
+        return f"[{channel}, {row}]" if self.geometry.is_turned else f"[{row}, {tap}, {channel}]"
 
     def _loops(self, loops: ExitStack) -> tuple[list[Index], Index]:
         """Opens the loops over taps and channels; coordinates in src, and the tap's number."""
@@ -122,14 +126,14 @@ class Copying:
 
     def _copy_weight(self, tap: Index) -> None:
         text, lines = self.text, self.schedule.lines
-        feature = Index("feature")
+        row = Index("feature") * self.geometry.ways
         if self.contraction.weight_per_batch:
-            feature = Index("n") * self.geometry.features + feature
+            row = Index("n") * self.geometry.features + row
         for line in range(0 if self.knobs.resident else lines):
             at = tap + line * (self.geometry.taps // lines)
             block = Index("stage") * lines + line
             into = f"ready, weight_ring.index({block})"
-            text.line(f"tma.async_load({self.weight}, [{feature}, {at}, channel], {into})")
+            text.line(f"tma.async_load({self.weight}, {self._weight_at(row, at, 'channel')}, {into})")
 
     def _copy_src(self, where: list[Index]) -> None:
         """The rows of the first tap and, where they reach further, the lines behind them."""

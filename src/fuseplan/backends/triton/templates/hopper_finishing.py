@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
@@ -31,8 +32,9 @@ class Finishing:
     def __init__(self, text: Text, schedule: Schedule) -> None:
         self.text, self.schedule = text, schedule
         self.knobs, self.kernel, self.geometry = schedule.knobs, schedule.kernel, schedule.geometry
+        self.between = Elementwise(self.kernel, "between", text, namespace="gl")
         self.epilogue = Elementwise(self.kernel, "epilogue", text, namespace="gl")
-        self.slots = self.epilogue.slots
+        self.slots = (*self.between.slots, *self.epilogue.slots)
         along, across = ACROSS, DOWN
         self._along, self._across = (across, along) if self.knobs.swapped else (along, across)
         # By the first feature of a part: the name of its features, and what depends on them alone.
@@ -60,7 +62,7 @@ class Finishing:
             self.text.line("turn = 0")
         if self._is_early and self._stays:
             program = number("gl.program_id(0)", self.schedule.launched * self.schedule.across)
-            self.text.line(f"feature = {program % self.schedule.across * self.knobs.columns}")
+            self.text.line(f"feature = {program % self.schedule.across * self.schedule.made}")
             self._prepare()
 
     def prepare(self) -> None:
@@ -110,7 +112,7 @@ class Finishing:
         """
         rows, columns = self.schedule.sum_shape
         values = sum(operand.is_channel for operand in self.epilogue.operands)
-        each = rows // 32 if self.knobs.swapped else columns // 4
+        each = rows // 32 if self.knobs.swapped else self.schedule.own_columns // 4
         return values > 1 and rows * columns // 128 + values * each <= HELD_REGISTERS[self.knobs.groups]
 
     def _bring(self, operand: KernelOperand) -> None:
@@ -118,7 +120,8 @@ class Finishing:
         tile, full = brought(operand)
         schedule = self.schedule
         name = argument(Slot("operand", operand.key))
-        self.text.line(f"mbarrier.expect({full}, {prod(schedule.sum_shape) * schedule.itemsize})")
+        size = prod(schedule.own) * schedule.own_columns * schedule.itemsize
+        self.text.line(f"mbarrier.expect({full}, {size})")
         for place, part in enumerate(schedule.parts):
             into = f"{tile}.index({place})"
             self.text.line(f"tma.async_load({name}, [{_listed(schedule.at(part))}], {full}, {into})")
@@ -132,7 +135,7 @@ class Finishing:
             text.line(f"mbarrier.wait({brought(operand)[1]}, turn)")
         if schedule.copied:
             text.line("turn ^= 1")
-        parts, summed = schedule.parts, self._split()
+        parts, summed = schedule.parts, self._summed()
         first, known = self._columns(parts[0])
         names = [*schedule.letters, "feature"]
         last = max(self._first_feature(part).high for part in parts)
@@ -140,21 +143,23 @@ class Finishing:
 
         def write() -> tuple[str, ...]:
             own = [begin.named(name) for name, begin in zip(names, schedule.at(parts[0]), strict=True)]
-            self._finish_part("part", "place", [self._reaching(each) for each in own], any_column, known)
+            self._finish_part(whole, "place", [self._reaching(each) for each in own], any_column, known)
             return ()
 
-        for place, (part, total) in enumerate(zip(parts, summed, strict=True)):
+        whole = ["part", "value_part"][: self.geometry.ways]
+        for place, (part, totals) in enumerate(zip(parts, summed, strict=True)):
             if len(parts) == 1:
-                self._finish_part(total, "0", schedule.at(part), first, known)
+                self._finish_part(totals, "0", schedule.at(part), first, known)
             else:
                 column, own = self._columns(part) if place else (first, known)
-                given = {"part": total, "place": str(place), str(first): str(column)}
+                given = dict(zip(whole, totals, strict=True)) | {"place": str(place), str(first): str(column)}
                 given |= {name: str(begin) for name, begin in zip(names, schedule.at(part), strict=True)}
                 if known and own:
                     both = ((known.values[node], own.values[node]) for node in known.values)
                     given |= {mine: other for mine, other in both if mine.isidentifier()}
                 text.call("finish", given, write)
-            if not self.geometry.scatters:
+            # with an odd number of saved values, a part ends with the tile of dst that it began with
+            if not self.geometry.scatters and len(self.kernel.saved) % 2 == 0:
                 text.line("slot ^= 1")
 
     def _columns(self, part: tuple[int, ...]) -> tuple[Index, Known | None]:
@@ -166,29 +171,32 @@ class Finishing:
         return replace(begin, high=begin.high + prod(self.knobs.box) + self.knobs.columns)
 
     def _finish_part(
-        self, total: str, place: str, at: list[Index], column: Index, known: Known | None
+        self, totals: Sequence[str], place: str, at: list[Index], column: Index, known: Known | None
     ) -> None:
         """The stages of a part, and its copy to dst.
 
         Args:
-            total: name of the sum.
+            totals: names of the sums that it is made of.
             place: text of the part's number.
             at: where it begins in dst.
             column: its features.
             known: what is known of them.
         """
         lying = replace(self._place(at, column), held=self._read(place), known=known)
-        result = self.epilogue.apply(total, lying)
+        made = self.epilogue.apply(self._met(totals, column), lying)
         if self.geometry.scatters:
-            self._scatter(self.epilogue.stored(result), at)
+            self._scatter(self.epilogue.stored(made), at)
             return
-        self.text.line(
-            f"tma.store_wait(pendings={PART_TILES - 1})",
-            "gl.barrier()",
-            f"{self._as_sum('dst_tiles.index(slot)')}.store({self.epilogue.stored(result)})",
-            "fence_async_shared()",
-            f"tma.async_store(dst, [{_listed(at)}], dst_tiles.index(slot))",
-        )
+        for place_of, (tensor, value) in enumerate(self.epilogue.outputs(made).items()):
+            if place_of:
+                self.text.line("slot ^= 1")
+            self.text.line(
+                f"tma.store_wait(pendings={PART_TILES - 1})",
+                "gl.barrier()",
+                f"{self._as_sum('dst_tiles.index(slot)')}.store({value})",
+                "fence_async_shared()",
+                f"tma.async_store({tensor}, [{_listed(at)}], dst_tiles.index(slot))",
+            )
 
     def _scatter(self, made: str, at: list[Index]) -> None:
         """Stores a part, in long runs of memory."""
@@ -210,6 +218,29 @@ class Finishing:
         schedule = self.schedule
         matrix = f"{tile}.reshape([{prod(schedule.part)}, {schedule.part_columns}])"
         return f"{matrix}.permute((1, 0))" if self.knobs.swapped else matrix
+
+    def _met(self, totals: Sequence[str], column: Index) -> str:
+        """The sum that the stages of a part begin with; of a gated product also the sum of its values."""
+        ways = self.geometry.ways
+        if ways == 1:
+            return totals[0]
+        made = [self._between(total, column, number) for number, total in enumerate(totals)]
+        self.epilogue.given |= {f"x[{number}]": each for number, each in enumerate(made)}
+        return made[0]
+
+    def _between(self, total: str, column: Index, number: int) -> str:
+        """The stages before gate and value meet, whose operands have them in turn."""
+        if not self.kernel.between:
+            return total
+        feature = self.text.index(self.text.name("feature"), column * self.geometry.ways + number)
+        lying = Place("", str(feature.at(self._along)), "", "", str(self._has_channel(column)))
+        return self.between.apply(total, lying)
+
+    def _summed(self) -> list[list[str]]:
+        """The sums that each part of dst is made of: of a gated product all gates come before all values."""
+        halves = self._split()
+        count = len(halves) // self.geometry.ways
+        return [halves[place::count] for place in range(count)]
 
     def _split(self) -> list[str]:
         """The parts of the sum, columns in order; every thread keeps what it has."""

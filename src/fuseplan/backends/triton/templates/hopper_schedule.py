@@ -63,6 +63,7 @@ class Schedule:
     """What follows from a kernel and a choice.
 
     Attributes:
+        made: features of dst in a tile.
         own, own_columns: the part of a tile that one group finishes: all, or a share of the features where
             they are the products' rows, else of the first axis of the box that has several rows, so that the
             shares lie side by side.
@@ -85,7 +86,8 @@ class Schedule:
 
     def __init__(self, knobs: Knobs, geometry: Geometry) -> None:
         self.knobs, self.geometry, self.kernel = knobs, geometry, geometry.kernel
-        self.counts, self.across = self.geometry.tiles(knobs.box, knobs.columns)
+        self.made = knobs.columns // geometry.ways
+        self.counts, self.across = geometry.counts(knobs.box), ceil_div(geometry.features, self.made)
         self.tiles = prod(self.counts) * self.across
         rows = [axis.rows for axis in self.geometry.axes]
         self.open_place = self.geometry.opened.get("axis")
@@ -104,7 +106,7 @@ class Schedule:
         self.blocks = self.geometry.products(knobs.depth) // self.lines
         self.shares_tile = knobs.groups > 1 and knobs.together
         self.takes_turns = knobs.groups > 1 and not knobs.together
-        self.own, self.own_columns = knobs.box, knobs.columns
+        self.own, self.own_columns = knobs.box, self.made
         if self.shares_tile and knobs.swapped:
             self.own_columns //= knobs.groups
         elif self.shares_tile:
@@ -112,7 +114,8 @@ class Schedule:
         self.part, self.part_columns = self.own, min(self.own_columns, PART)
         if knobs.swapped:
             self.part, self.part_columns = _shrunk(self.own, min(prod(self.own), PART)), self.own_columns
-        self.sum_shape, self.part_width = (prod(self.own), self.own_columns), self.part_columns
+        self.sum_shape = prod(self.own), self.own_columns * geometry.ways
+        self.part_width = self.part_columns
         if knobs.swapped:
             self.sum_shape, self.part_width = self.sum_shape[::-1], prod(self.part)
         self.itemsize = self.kernel.src.itemsize
@@ -151,7 +154,7 @@ class Schedule:
     def first(self) -> tuple[Index, ...]:
         """Where the group's part of a tile begins, along each axis of the rows and the features."""
         names = [*self.letters, "feature"]
-        sizes = (*self.knobs.box, self.knobs.columns)
+        sizes = (*self.knobs.box, self.made)
         counts = (*(ceil_div(extent, size) for extent, size in zip(self.extents, sizes, strict=False)),)
         ends = zip(names, (*counts, as_index(self.across)), sizes, strict=True)
         found = [Index(name, 0, (count.high - 1) * size) for name, count, size in ends]
@@ -164,11 +167,11 @@ class Schedule:
     def _shares(self) -> tuple[tuple[int, int], ...]:
         """Extents of a tile and of a group's part of it, along each axis of the rows and the features."""
         own = (*self.own, self.own_columns)
-        return tuple(zip((*self.knobs.box, self.knobs.columns), own, strict=True))
+        return tuple(zip((*self.knobs.box, self.made), own, strict=True))
 
     @cached_property
     def parts(self) -> tuple[tuple[int, ...], ...]:
-        """Where each part of the group's tile begins in it, in the order of the products' columns."""
+        """Where each part of the group's tile of dst begins in it, in the order of the products' columns."""
         own, part = (*self.own, self.own_columns), (*self.part, self.part_columns)
         steps = (range(0, all_, size) for all_, size in zip(own, part, strict=True))
         return tuple(product(*steps))
@@ -198,7 +201,7 @@ class Schedule:
         """The kernel's tensors; `tail` are the epilogue's."""
         knobs, geometry = self.knobs, self.geometry
         moved = None if geometry.scatters else geometry.dst_map(self.part, self.part_columns)
-        keys = {operand.key for operand in self.copied}
+        keys = {each.key for each in (*self.copied, *self.kernel.saved.values())}
         boxes = [knobs.box, *[(self.more, *knobs.box[1:])] * knobs.reaching]
         maps = [None] if geometry.gathers else [geometry.src_map(box, knobs.depth) for box in boxes]
         return (
@@ -225,7 +228,7 @@ class Schedule:
             )
             rest, block = number("rest", self.launched), number("(inside // height)", across)
         if needs_feature:
-            text.line(f"feature = {block * knobs.columns}")
+            text.line(f"feature = {block * self.made}")
         # tiles of one image follow one another: what they read of src, they read twice
         axes = list(zip(self.letters, self.knobs.box, self.counts, strict=True))
         *inner, first = sorted(axes, key=lambda axis: (axis[0] == "n", -axes.index(axis)))

@@ -112,7 +112,7 @@ class Geometry:
     @property
     def residues(self) -> int:
         """Features of the convolution that are one of dst's."""
-        return self.features // self.kernel.contraction.features
+        return self.conv.features // self.kernel.contraction.features
 
     @property
     def aligned(self) -> int:
@@ -176,19 +176,23 @@ class Geometry:
         return self.conv.channels_per_group * self.along
 
     @property
+    def ways(self) -> int:
+        """Features of the weight that one of dst is made of: gate and value of a gated product."""
+        return self.kernel.parts.reads if self.kernel.parts else 1
+
+    @property
     def features(self) -> int:
-        """Features of the convolution."""
-        return self.conv.features
+        """Features of dst, or of the convolution that has those of all residues."""
+        return self.conv.features // self.ways
 
     @property
     def packed_channels(self) -> int:
         """Channels of a tap in the packed weight: whole units of the copy engine."""
         return ceil_div(self.channels, self.aligned) * self.aligned
 
-    def tiles(self, box: tuple[int, ...], columns: int) -> tuple[tuple[int, ...], int]:
-        """How many tiles there are along each axis of the rows, and along the features."""
-        rows = (ceil_div(axis.rows, size) for axis, size in zip(self.axes, box, strict=True))
-        return tuple(rows), ceil_div(self.features, columns)
+    def counts(self, box: tuple[int, ...]) -> tuple[int, ...]:
+        """How many tiles there are along each axis of the rows."""
+        return tuple(ceil_div(axis.rows, size) for axis, size in zip(self.axes, box, strict=True))
 
     def products(self, depth: int) -> int:
         """Products of blocks that make one tile of dst, `depth` channels each."""
@@ -215,7 +219,7 @@ class Geometry:
         both = list(zip(box, self.axes, strict=True))
         reach = prod((size - 1) * axis.step + axis.reach + 1 for size, axis in both)
         copied = (box[0] + self.axes[0].reach) / box[0] if self.reaching else 1.0
-        tiles = prod(self.tiles(box, 1)[0])
+        tiles = prod(self.counts(box))
         return tiles * (self._passing(box, copied) if self.gathers else copied), reach, box
 
     def _passing(self, box: tuple[int, ...], copied: float) -> float:
@@ -254,14 +258,31 @@ class Geometry:
         ones = (1,) * len(shape)
         return TensorMap(self.kernel.dst.dtype, shape, (*strides, 1), (*box, columns), ones, **self.opened)
 
+    @cached_property
+    def is_turned(self) -> bool:
+        """Whether the weight lies as (channel, feature), and is read so.
+
+        One of f32 is rounded, and one with gates and values put in order, so that it is packed in any case.
+        """
+        is_packed = self.gathers or self.ways > 1
+        return self.kernel.weight.axes == (1, 0) and not is_packed
+
     def weight_map(self, columns: int, depth: int) -> TensorMap:
         """The packed weight, (feature, tap, channel), in boxes of `columns` x 1 x `depth`.
 
-        Images with a weight of their own have their features one after the other.
+        Images with a weight of their own have their features one after the other. Of a gated product, each
+        box has the gates of a tile and then its values. A turned weight is (channel, feature), in boxes of
+        `depth` x `columns`.
         """
         contraction = self.conv
+        if self.is_turned:
+            turned = (self.channels, self.features)
+            return TensorMap(self.kernel.weight.dtype, turned, (turned[1], 1), (depth, columns), (1, 1))
         images = contraction.batch if contraction.weight_per_batch else 1
-        shape = (images * self.features, self.taps, self.packed_channels)
+        features = self.features
+        if self.ways > 1:
+            features = ceil_div(features, columns // self.ways) * columns
+        shape = (images * features, self.taps, self.packed_channels)
         strides = (shape[1] * shape[2], shape[2], 1)
         return TensorMap(self.kernel.weight.dtype, shape, strides, (columns, 1, depth), (1, 1, 1))
 

@@ -137,13 +137,17 @@ class HopperWriter(Writer):
         block = Index("block" if knobs.resident else "stage") * schedule.lines + line
         src_shape = f"[{prod(knobs.box)}, {knobs.depth}]"
         src = self._src_lines(line) if knobs.reaching else f"src_ring.index(stage).reshape({src_shape})"
-        weight = f"weight_ring.index({block}).reshape([{knobs.columns}, {knobs.depth}])"
-        both = [("src_tile", src), ("weight_tile", weight)]
-        (rows, rows_tile), (columns, columns_tile) = both[::-1] if knobs.swapped else both
-        if schedule.shares_tile and not (knobs.reaching and rows == "src_tile"):
+        weight = f"weight_ring.index({block})"
+        is_turned = self.geometry.is_turned
+        if not is_turned:
+            weight += f".reshape([{knobs.columns}, {knobs.depth}])"
+        both = [("src_tile", src, False), ("weight_tile", weight, is_turned)]
+        rows, columns = both[::-1] if knobs.swapped else both
+        pair = {rows[0]: _turned(rows[1], rows[2]), columns[0]: _turned(columns[1], not columns[2])}
+        if schedule.shares_tile and not (knobs.reaching and rows[0] == "src_tile"):
             share = schedule.sum_shape[0]
-            rows_tile += f".slice(group * {share}, {share}, 0)"
-        return {rows: rows_tile, columns: f"{columns_tile}.permute((1, 0))"}
+            pair[rows[0]] += f".slice(group * {share}, {share}, 0)"
+        return pair
 
     def _src_lines(self, line: int) -> str:
         """The lines of src that a tap along the first axis reads: they begin where its own does."""
@@ -205,3 +209,8 @@ class HopperWriter(Writer):
                 ring(text, tile, "dst", len(schedule.parts))
                 text.line(f"{full} = {barriers(0)}", f"mbarrier.init({full}, count=1)")
         text.line("fence_async_shared()")
+
+
+def _turned(tile: str, is_turned: bool) -> str:
+    """A tile of shared memory, or its transpose."""
+    return f"{tile}.permute((1, 0))" if is_turned else tile
