@@ -23,9 +23,9 @@ from fuseplan.graph.joins import in_place
 from fuseplan.graph.layer import Layer
 from fuseplan.graph.node import Node
 from fuseplan.graph.norms import in_order, spelled
-from fuseplan.graph.ops import VIEWS, Foreign
+from fuseplan.graph.ops import VIEWS, Convert, Foreign
 from fuseplan.graph.pads import Anchor, anchors
-from fuseplan.graph.region import Region, regions
+from fuseplan.graph.region import Region, is_widened, regions
 from fuseplan.graph.rotations import readings, rotation
 from fuseplan.graph.rules import Rule
 from fuseplan.graph.type import FLOATS, numpy_dtype, word_of
@@ -35,6 +35,7 @@ from fuseplan.kernels.target import Target
 from fuseplan.kernels.template import Accuracy
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.ops.activation import Identity
+from fuseplan.ops.conversion import Cast
 from fuseplan.ops.matmul import Linear, Matmul, Product
 from fuseplan.plans.plan import FusionPlan
 
@@ -173,6 +174,8 @@ class _Finder:
         """Keeps the site of an anchor with the largest region behind it; else, why there is none."""
         reason = None
         for region in regions(self.graph, node.outputs[0], self.claimed, is_inside=True):
+            if is_widened(self.graph, region.head):
+                continue
             found = self._with(node, layer, pieces, src, region, reason)
             if isinstance(found, Site):
                 on = partial(self._with, node, layer, pieces, region=region, before=reason)
@@ -289,7 +292,9 @@ class _Finder:
         reasons = []
         for spine in spines(self.graph, node, self._known):
             for region in regions(self.graph, spine, self.claimed, is_inside=False):
-                if not any(each is node for each in region.nodes):
+                computing = [each for each in region.nodes if not isinstance(each.op, Convert)]
+                has_node = any(each is node for each in region.nodes)
+                if not computing or not has_node or is_widened(self.graph, region.head):
                     continue
                 found = self._pointwise(region)
                 if isinstance(found, Site):
@@ -297,6 +302,8 @@ class _Finder:
                     return
                 reasons.append(found)
         blamed = Reason(Why.BROADCAST, "no input has the shape of the result")
+        if isinstance(node.op, Convert):
+            blamed = Reason(Why.NO_PLAN, node.op.word)
         self.left[id(node)] = reasons[-1] if reasons else blamed
 
     def _never(self, node: Node) -> Reason | None:
@@ -337,22 +344,26 @@ class _Finder:
         ended: Reason,
     ) -> Site | Reason:
         """The site of a plan, or why the plan is refused."""
+        dtype = self.graph.types[head].dtype
         try:
             plan = FusionPlan(src, *(stage.op for stage in stages))
+            if plan.output.dtype != dtype:
+                stages = [*stages, Stage(Cast(dtype))]
+                plan = FusionPlan(src, *(stage.op for stage in stages))
         except PlanError as error:
             return self._no(nodes, Reason(Why.REFUSED, error.what))
         records = self._decided(plan)
         if isinstance(records, Unsupported):
             return self._no(nodes, Reason(Why.REFUSED, str(plan), records.refusals), str(plan))
         wide = src if src.dtype in FLOATS else plan.output  # what indices look up
-        dtype, kept = numpy_dtype(wide.compute_dtype), (src.dtype, wide.dtype, "bool")
+        computed, kept = numpy_dtype(wide.compute_dtype), (src.dtype, wide.dtype, "bool")
         shapes = {each.key: each.shape for each in plan.operands}
         operands: dict[str, Bound] = {}
         for step, stage in zip(plan.steps, stages, strict=True):
             for name, each in stage.operands.items():
                 given = each.reshape(shapes[step.keys[name]]) if isinstance(each, np.ndarray) else each
                 is_wide = not names_in(given) and word_of(given.dtype) not in kept  # type: ignore[union-attr]
-                operands[step.keys[name]] = given.astype(dtype) if is_wide else given  # type: ignore[union-attr]
+                operands[step.keys[name]] = given.astype(computed) if is_wide else given  # type: ignore[union-attr]
         named = tuple(dict.fromkeys(stage.rule for stage in stages if stage.rule))
         return Site(plan, records, nodes, start, head, operands, ended, rules=named)
 

@@ -17,7 +17,7 @@ class Why(Catalogue):
         "Write it in operators that have a row, or leave it to the library",
     )
     NO_PLAN = (
-        "no plan says joins, padding by itself and reductions of many axes: NumPy runs them",
+        "no plan says joins, padding or a conversion by itself, and reductions of many axes: NumPy runs them",
         "Leave it to NumPy",
     )
     WEIGHT_NOT_CONSTANT = (

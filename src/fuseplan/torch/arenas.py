@@ -17,9 +17,10 @@ from torch import fx
 from fuseplan.execution.run import BoundPlan
 from fuseplan.graph.memory import arena, plan
 from fuseplan.tensors.torch_tensors import alike
-from fuseplan.torch.cutting import WITHIN, first
+from fuseplan.torch.cutting import WITHIN
 from fuseplan.torch.kernels import Kernel, Tensors, aligned, content, kernel_on, queue_of
 from fuseplan.torch.lifetimes import Lifetimes, storages
+from fuseplan.torch.lying import first
 from fuseplan.torch.operator import PLAIN, is_watched, launched
 
 Uncounted = list[tuple[torch.Tensor, bytes]]

@@ -15,9 +15,10 @@ from torch.utils import _pytree as pytree
 from fuseplan.graph.memory import ALIGNMENT, Buffer
 from fuseplan.language.layouts import same_strides
 from fuseplan.tensors.torch_tensors import DTYPES
-from fuseplan.torch.cutting import WITHIN, first, joined, laid_out
+from fuseplan.torch.cutting import WITHIN
 from fuseplan.torch.kernels import ALIGNMENT as VECTOR
 from fuseplan.torch.kernels import given_of, operands_in, plan_on
+from fuseplan.torch.lying import first, joined, laid_out
 from fuseplan.torch.operator import launched, readable
 
 aten = torch.ops.aten
