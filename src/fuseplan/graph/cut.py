@@ -41,6 +41,7 @@ class Site:
         records: what the stages made of it.
         nodes: in an order of execution.
         src, dst: names of the values that it reads and makes.
+        beside: src and the values that lie beside it along an axis, where the plan reads them as one tensor.
         ranges: of dst, the values that it makes, where they are several: dst is no value of the graph then.
         operands: by the plan's keys: the name of a value, several names, or an array that is bound once.
         ended: why the plan goes no further.
@@ -67,6 +68,7 @@ class Site:
     opened: Records | Reason | None = field(default=None, compare=False)
     ranges: Mapping[str, Slice] = field(default_factory=dict)
     apart: Reason | None = field(default=None, compare=False)
+    beside: Joined | None = None
 
     @property
     def built(self) -> Records:
@@ -97,8 +99,8 @@ class Site:
     @property
     def reads(self) -> tuple[str, ...]:
         """The names of the values that it reads, each once."""
-        operands = (name for each in self.operands.values() for name in names_in(each))
-        return tuple(dict.fromkeys((self.src, *operands)))
+        bounds = (self.beside or self.src, *self.operands.values())
+        return tuple(dict.fromkeys(name for each in bounds for name in names_in(each)))
 
     @property
     def results(self) -> tuple[str, ...]:
@@ -107,7 +109,8 @@ class Site:
 
     def whole(self, results: Sequence[Tensor]) -> Tensor:
         """The results as the one tensor that a launch writes."""
-        return np.concatenate(results, self.plan.output.channel_axis) if self.ranges else results[0]
+        axes = [each.axis for each in self.ranges.values()]
+        return np.concatenate(results, axes[0]) if axes else results[0]
 
     @property
     def joins(self) -> dict[str, tuple[int, int]]:

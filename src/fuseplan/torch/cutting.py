@@ -30,7 +30,7 @@ from fuseplan.torch.described import Described
 from fuseplan.torch.eager import Eager
 from fuseplan.torch.given import stands_for
 from fuseplan.torch.kernels import given_of, operators_text, target_of
-from fuseplan.torch.lying import ORDER, by_stride, first, is_dense, joined, laid_out, order_of
+from fuseplan.torch.lying import ORDER, beside, by_stride, first, is_dense, joined, laid_out, order_of
 from fuseplan.torch.opening import points
 from fuseplan.torch.operator import launched
 from fuseplan.torch.reader import ReadGraph, read
@@ -274,6 +274,9 @@ class _Writer:
 
     def _src(self, site: Site) -> fx.Node:
         """The input: an elementwise plan reads it as it lies, where no layout was wanted."""
+        if site.beside:
+            parts = [self._makers[name] for name in site.beside.names]
+            return self._graph.call_function(beside, (parts, site.beside.axis))
         node, spec = self._makers[site.src], site.plan.src
         is_plain = tuple(by_stride(spec.element_strides)) == tuple(range(spec.rank))
         if is_plain and all(op.kind == "elementwise" for op in site.plan.ops):

@@ -59,6 +59,25 @@ def joined(tensors: list[torch.Tensor], axis: int, order: tuple[int, ...]) -> to
     return laid_out(torch.cat(tensors, axis), order)
 
 
+def beside(tensors: list[torch.Tensor], axis: int) -> torch.Tensor:
+    """The tensor that others make which lie one behind the other along an axis; else a copy of them.
+
+    So it is where torch records gradients: those of the others would be lost.
+    """
+    head = tensors[0]
+    ends = [each.storage_offset() + each.shape[axis] * each.stride(axis) for each in tensors]
+    begins, storages = (
+        [each.storage_offset() for each in tensors],
+        [each.untyped_storage() for each in tensors],
+    )
+    is_one = len({each._cdata for each in storages}) == len({each.stride() for each in tensors}) == 1
+    if torch.is_grad_enabled() or not is_one or begins[1:] != ends[:-1]:
+        return torch.cat(tensors, axis)
+    shape = [*head.shape]
+    shape[axis] = sum(each.shape[axis] for each in tensors)
+    return head.as_strided(shape, head.stride())
+
+
 def first(made: list[torch.Tensor]) -> torch.Tensor:
     """The output of a plan."""
     return made[0]
