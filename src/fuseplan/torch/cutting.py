@@ -18,6 +18,7 @@ from fuseplan.graph.cut import Cut, Site
 from fuseplan.graph.find import find
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.layer import Layer
+from fuseplan.graph.ops import Expand
 from fuseplan.graph.rules import Rule
 from fuseplan.graph.why import Reason, Why
 from fuseplan.graph.write import Joined
@@ -37,6 +38,7 @@ from fuseplan.torch.reader import ReadGraph, read
 
 aten = torch.ops.aten
 VIEWS = {aten.view.default: aten.reshape.default, aten._unsafe_view.default: aten.reshape.default}
+RESHAPES = (*VIEWS, aten.reshape.default, aten.unsqueeze.default)  # elements in their order
 COUNTED = (aten.as_strided.default, aten.as_strided_copy.default)  # views by places in memory
 WITHIN = "fuseplan.within"  # in a launch's meta: the operators that write into the value which joins it
 
@@ -187,6 +189,8 @@ def _is_slow_attention(site: Site) -> bool:
     """
     if not any(isinstance(node.op, Layer) and node.op.op.kind == "attention" for node in site.nodes):
         return False
+    if any(isinstance(node.op, Expand) for node in site.nodes):
+        return False  # torch's kernels read copies of keys and values, one for each head of queries
     records = site.built
     made, target = records.kernel.attention, records.target
     tiles = made.batch * made.heads * -(-made.queries // 64)
@@ -319,15 +323,16 @@ class _Writer:
 
     def _read_as(self, node: fx.Node, shape: tuple[int, ...], dtype: torch.dtype) -> fx.Node:
         """The value in another shape or dtype: one call for all sites that read it so."""
-        told, key = node.meta["val"], (node, shape, dtype)
-        if (tuple(told.shape), told.dtype) == (shape, dtype):
+        if (tuple(node.meta["val"].shape), node.meta["val"].dtype) == (shape, dtype):
             return node
+        while node.target in RESHAPES:
+            node = node.args[0]
+        key, call, told = (node, shape, dtype), node, node.meta["val"]
         if key not in self._readings:
-            call = (
-                self._graph.call_function(aten.reshape.default, (node, shape))
-                if told.dtype == dtype
-                else self._graph.call_function(aten._to_copy.default, (node,), {"dtype": dtype})
-            )
+            if tuple(told.shape) != shape:
+                call = self._graph.call_function(aten.reshape.default, (call, shape))
+            if told.dtype != dtype:
+                call = self._graph.call_function(aten._to_copy.default, (call,), {"dtype": dtype})
             call.meta["val"] = Described.of(shape, dense(shape, range(len(shape))), dtype, told.device)
             self._readings[key] = call
         return self._readings[key]

@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 
 import fuseplan.torch.operator  # noqa: F401 - registers the operator
 from fuseplan.graph.cut import Site
+from fuseplan.ops.parts import Rotary
 from fuseplan.stores.cache import fingerprint
 from fuseplan.torch.cutting import fused
 from fuseplan.torch.eager import Eager
@@ -58,8 +59,11 @@ register_lowering(RUN, type_promotion_kind=None)(_lowered)
 
 
 def has_weights(site: Site) -> bool:
-    """Whether the site's plan has a product, a convolution or attention."""
-    return any(op.kind == "attention" or "weight" in op.operand_fields for op in site.plan.ops)
+    """Whether the site's plan has a product, a convolution or attention, or turns what these read."""
+    return any(
+        op.kind == "attention" or "weight" in op.operand_fields or isinstance(op, Rotary)
+        for op in site.plan.ops
+    )
 
 
 class Compiled(Eager):
