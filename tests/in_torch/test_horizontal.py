@@ -165,6 +165,51 @@ class TurnedApart(Turned):
         return made.transpose(1, 2).flatten(2)
 
 
+class Normed(Turned):
+    """As a Qwen3's: heads are normalized before they are turned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scales = nn.ParameterList([torch.rand(8) + 0.5 for _ in range(2)])
+
+    def normed(self, heads: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        wide = heads.float()
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return scale * wide.to(heads.dtype)
+
+    def forward(self, src: torch.Tensor) -> torch.Tensor:
+        query, key, value = (each(src).unflatten(2, (-1, 8)) for each in (self.query, self.key, self.value))
+        query, key = (
+            self.normed(*each).transpose(1, 2) for each in zip((query, key), self.scales, strict=True)
+        )
+        made: torch.Tensor = functional.scaled_dot_product_attention(
+            self.turned(query), self.turned(key), value.transpose(1, 2), enable_gqa=True
+        )
+        return made.transpose(1, 2).flatten(2)
+
+
+def test_heads_are_normalized_and_turned_in_one_launch_where_they_lie() -> None:
+    torch.manual_seed(0)
+    module, src = Normed(), torch.randn(3, 12, 32)
+    whole = fuseplan.torch.fuse(module, src)
+    behind = "-> rms_norm(affine=False, epsilon=1e-06) -> scale -> rotary(whole=True)"
+    assert [row.plan for row in whole.report.sites] == [
+        "f32[3x12x32] -> linear(64)",
+        f"f32[3x12x4x8, strides=768:64:8:1 of bshd] {behind}",
+        f"f32[3x12x2x8, strides=768:64:8:1 of bshd] {behind}",
+        "f32[3x4x12x8, bshc of bhsc] -> attention(key_heads=2, value_strides=(768, 8, 64, 1))",
+    ]
+    assert whole.report.launches.after == 4
+    with torch.no_grad():
+        close(module, whole, src)
+        close(module, torch.compile(module, backend="fuseplan"), src)
+    found, wanted = (
+        torch.autograd.grad(made(src).square().sum(), [*module.parameters()]) for made in (whole, module)
+    )
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
 class TurnedValues(Turned):
     """Values that are turned, and keys between them and queries that are not."""
 

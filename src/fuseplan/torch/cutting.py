@@ -18,7 +18,7 @@ from fuseplan.graph.cut import Cut, Site
 from fuseplan.graph.find import find
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.layer import Layer
-from fuseplan.graph.ops import Expand
+from fuseplan.graph.ops import Expand, Permute, Slice
 from fuseplan.graph.rules import Rule
 from fuseplan.graph.why import Reason, Why
 from fuseplan.graph.write import Joined
@@ -250,16 +250,14 @@ class _Writer:
             text = operators_text(plan, opened, site.joins)
             call = self._graph.call_function(launched, (text, src, operands))
             made = self._graph.call_function(first, (call,))
-            parts = (
-                self._graph.call_function(aten.slice.Tensor, (made, each.axis, each.begin, each.end))
-                for each in site.ranges.values()
-            )
-            results = [*parts] or [made]
+            results = [self._view(made, op) for op in site.ranges.values()] or [made]
         for head, result in zip(heads, results, strict=True):
             self._replace(head, result)
         if site.ranges:
-            for result in results:
-                result.meta[ORDER] = ()
+            is_lain = self._is_lain(src, site.plan.src)
+            for result, op in zip(results, site.ranges.values(), strict=True):
+                order = op.order if isinstance(op, Permute) and is_lain else ()
+                result.meta[ORDER] = tuple(map(order.index, range(len(order))))
         elif self._is_lain(src, site.plan.src):
             made.meta[ORDER] = tuple(by_stride(plan.output.element_strides))
         if site.into:
@@ -267,6 +265,12 @@ class _Writer:
             join, order = self._makers[site.into.value], tuple(by_stride(plan.output.element_strides))
             join.target, join.args, join.kwargs = joined, (join.args[0], site.into.axis, order), {}
             join.meta[ORDER] = order
+
+    def _view(self, made: fx.Node, op: Slice | Permute) -> fx.Node:
+        """A view of a plan's result."""
+        if isinstance(op, Permute):
+            return self._graph.call_function(aten.permute.default, (made, [*op.order]))
+        return self._graph.call_function(aten.slice.Tensor, (made, op.axis, op.begin, op.end))
 
     def _replace(self, head: fx.Node, made: fx.Node) -> None:
         """Puts a plan's result into the place of torch's."""
