@@ -1,4 +1,4 @@
-"""Plans beside TorchInductor: products, convolutions and attention are plans, all else is Inductor's.
+"""Plans beside TorchInductor: products, convolutions, attention and rotations. All else is Inductor's.
 
 Inductor fuses reductions, pools and chains of elementwise operators with their neighbours.
 """

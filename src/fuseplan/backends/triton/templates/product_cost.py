@@ -53,7 +53,8 @@ class Fit:
         between: seconds of a step besides the copies from there.
         reached: the share of the GPU's rate that products reach on full tiles, by arithmetic.
         half, single: measured over estimated seconds of 16-bit and of longer dtypes, geometric mean over the
-            tuned suites; of rows in 16 bits 1.04 over 44 forms of 8 products of a Llama, on an H200.
+            tuned suites. Rows in 16 bits take 1.04 over 44 forms of 6 products of a Llama; 1.2 of it is what
+            Hopper's estimates are, which take 0.83 of these there.
     """
 
     step: float
