@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -55,6 +55,11 @@ MODELS = {
     ),
 }  # fmt: skip
 EIGHT = tuple(MODELS)[:8]  # for one image or sentence on a CPU
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}  # two libraries draw two masks
+TRAINED = {
+    "bert_base": replace(MODELS["bert_base"], model="BertForMaskedLM", fields=NO_DROPOUT),
+    "llama_4x2048": MODELS["llama_4x2048"],
+}
 
 
 class First(nn.Module):  # type: ignore[misc]
@@ -70,16 +75,40 @@ class First(nn.Module):  # type: ignore[misc]
         return made
 
 
+class Loss(nn.Module):  # type: ignore[misc]
+    """A model of language and its loss: each word is to be told at its place, or at the place before it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The mean of the losses."""
+        made: torch.Tensor = self.model(input_ids=x, labels=x, return_dict=False)[0]
+        return made
+
+
+def made(entry: Entry) -> nn.Module:
+    """A model with random weights."""
+    import transformers  # noqa: PLC0415 - a peer's package
+
+    torch.manual_seed(0)
+    model: nn.Module = getattr(transformers, entry.model)(getattr(transformers, entry.config)(**entry.fields))
+    return model
+
+
+def trained(entry: Entry, batch: int, tokens: int) -> tuple[Loss, torch.Tensor]:
+    """A model in training mode with its loss, and its input."""
+    return Loss(made(entry)).train(), torch.randint(0, 1000, (batch, tokens))
+
+
 def built(name: str, batch: int = 1) -> tuple[nn.Module, torch.Tensor]:
     """A model in evaluation mode and its input.
 
     Statistics and factors of batch normalizations are drawn: as they are made, they would change nothing.
     """
-    import transformers  # noqa: PLC0415 - a peer's package
-
     entry = MODELS[name]
-    torch.manual_seed(0)
-    model = getattr(transformers, entry.model)(getattr(transformers, entry.config)(**entry.fields)).eval()
+    model = made(entry).eval()
     for layer in model.modules():
         if isinstance(layer, nn.BatchNorm2d):
             layer.running_mean.normal_(0, 0.1)

@@ -50,6 +50,8 @@ PLANS = (
     "[3x17x57x55] -> cross_entropy",
     "[64x50257] -> cross_entropy_backward(label_smoothing=0.1, z_loss=0.001)",
     "[3x17x57x55, nhwc] -> cross_entropy_backward(ignore_index=2)",
+    "[64x50257] -> cross_entropy_gradient(label_smoothing=0.1, z_loss=0.001)",
+    "[64x30528] -> cross_entropy_gradient",
     "[2x300x16x128, bshd] -> rms_norm -> rotary",
     "[2x300x16x128, bshd] -> rms_norm -> rotary(whole=True)",
     "[2x16x300x80, bhsd] -> rms_norm -> rotary(dims=64, interleaved=True)",

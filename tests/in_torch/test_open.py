@@ -111,6 +111,28 @@ def test_a_plan_with_a_number_that_is_open_is_left_to_torch() -> None:
     torch.testing.assert_close(made(wide), module(wide))
 
 
+class Rows(nn.Module):  # type: ignore[misc]
+    """A product of rows that a view joins with the heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+
+    def forward(self, heads: torch.Tensor) -> torch.Tensor:
+        batch, length, *_ = heads.shape
+        return self.linear(heads.reshape(batch * length, 16)).view(batch, length, 16).relu()
+
+
+@pytest.mark.parametrize(("axes", "sites"), [((0,), 1), ((1,), 1), ((0, 1), 0)])
+def test_joined_rows_are_read_with_one_open_axis(axes: tuple[int, ...], sites: int) -> None:
+    module, dims = Rows().eval(), {axis: Dim(f"extent{axis}") for axis in axes}
+    made = fused.fuse(module, torch.randn(3, 5, 2, 8), dynamic_shapes={"heads": dims})
+    assert sum(" -> linear" in str(site.plan) for site in made.fusion.cut.sites) == sites
+    other = torch.randn(*(7 if axis in axes else (3, 5)[axis] for axis in (0, 1)), 2, 8)
+    with torch.no_grad():
+        assert (made(other) - module(other)).abs().max() < 1e-5
+
+
 def test_torch_compile_leaves_extents_open(built: list[str]) -> None:
     torch._dynamo.reset()
     module = Model().eval()

@@ -48,12 +48,12 @@ class Classifier(nn.Module):  # type: ignore[misc]
         (
             Block,
             (2, 6, 16),
-            {"matmul(": 4, "activation_backward(gelu)": 1, "softmax_backward": 1},
+            {"linear_weight_gradient(": 4, "activation_backward(gelu)": 1, "softmax_backward": 1},
         ),
         (
             Classifier,
             (2, 4, 9, 9),
-            {"matmul(": 1, "log_softmax_backward": 1}
+            {"linear_weight_gradient(": 1, "log_softmax_backward": 1}
             | {f"activation_backward({each})": 1 for each in ("relu", "silu", "mish")},
         ),
     ],

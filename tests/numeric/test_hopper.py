@@ -27,6 +27,8 @@ PLANS = (
     "bf16[200x64] -> matmul(136, transposed=True) -> bias -> gelu(approximate=tanh)",
     "f16[3x40x16] -> matmul(24, batched=True) -> bias",
     "f16[70x40] -> matmul(72) -> mul_along((0,)) -> relu",
+    "f16[70x40] -> linear(72) -> bias -> save(kept) -> add -> gelu",
+    "f16[70x40] -> matmul(136) -> save(one) -> add -> save(two) -> relu",
     "f16[3x20x40] -> linear(72) -> bias -> mul_along((0, 1)) -> add_along((1, 2), alpha2=-1)",
     "f16[2x16x9x7, nhwc] -> conv2d(24, kernel=1) -> bias -> relu",
     "f16[2x24x9x7, nhwc] -> conv2d(40, kernel=3, padding=1) -> bias -> batch_norm -> add -> relu",
@@ -36,12 +38,30 @@ PLANS = (
     "f16[3x8x33, nwc] -> conv1d(16, kernel=5, padding=2, stride=2) -> bias -> leaky_relu",
     "f16[2x8x5x6x7, ndhwc] -> conv3d(16, kernel=3, padding=1) -> bias -> batch_norm(per_activation)",
     "f16[2x16x6x6, strides=1152:1:192:32] -> conv2d(16, kernel=1) -> bias -> relu",
+    "f16[70x40] -> linear(144) -> glu(silu, gate=first)",
+    "bf16[200x64] -> linear(272) -> bias -> glu(gelu, gate=first, interleaved=True) -> mul_along((0,))",
+    "f16[2x16x9x7, nhwc] -> conv2d(48, kernel=3, padding=1) -> batch_norm -> glu(axis=c) -> add -> relu",
+    "f32[70x40] -> matmul(72, precision=tf32) -> bias -> relu",
+    "f32[3x40x16] -> matmul(24, batched=True, precision=tf32) -> bias",
+    "f32[2x13x9x7, nhwc] -> conv2d(40, kernel=3, padding=1, precision=tf32) -> bias -> batch_norm -> add",
+    "f32[2x24x9x37] -> conv2d(41, kernel=3, precision=tf32) -> bias -> batch_norm(per_activation) -> add",
+    "f32[2x3x21x18] -> conv2d(16, kernel=(3, 2), stride=(2, 3), padding=2, dilation=(2, 1), precision=tf32)",
+    "f32[1x64x8x8] -> conv2d(64, kernel=1, precision=tf32) -> add -> relu",
+    "f32[2x12x29x37] -> conv_transpose2d(20, kernel=4, stride=2, padding=1, precision=tf32) -> bias -> add",
+    "f32[1x8x31x50] -> conv_transpose2d(12, kernel=(2, 6), stride=(2, 3), precision=tf32)"
+    " -> batch_norm(per_activation)",
+    "f32[2x9x8x11] -> conv_transpose2d(40, kernel=3, padding=1, precision=tf32) -> bias",
+    "f32[2x64x8x8] -> conv2d(64, kernel=3, padding=1, groups=2, precision=tf32) -> bias -> relu",
+    "f32[3x8x33] -> conv1d(16, kernel=5, padding=2, precision=tf32) -> elementwise('x * index(c)')",
+    "f32[2x8x5x6x7] -> conv3d(16, kernel=3, padding=1, precision=tf32) -> bias -> batch_norm(per_activation)",
 )
 
 OPEN = (
     "f16[*x40] -> matmul(136) -> bias -> relu",
     "bf16[*x24x9x7, nhwc] -> conv2d(40, kernel=3, padding=1) -> bias -> batch_norm -> add -> relu",
     "f16[*x16x5x6, nhwc] -> conv2d(16, kernel=3, padding=1, groups=2) -> batch_norm(per_activation)",
+    "bf16[*x40] -> linear(400) -> bias -> glu(silu, gate=first)",
+    "f32[*x6x9x17] -> conv2d(20, kernel=3, padding=1, precision=tf32) -> bias -> add",
 )
 
 
@@ -96,17 +116,19 @@ def emulated(
     target: Target,
     arrays: dict[str, NDArray[Any]],
     opened: Source | None = None,
-) -> NDArray[Any]:
-    """The plan's result with the kernel's order of axes, by the text of the choice, or an open one."""
+) -> dict[str, NDArray[Any]]:
+    """The plan's results with the kernel's order of axes, by the text of the choice, or an open one."""
     kernel = lower(match(plan))
     arrays = in_kernel_order(plan, kernel, arrays)
     source = opened.at(plan.src.shape[0]) if opened else choice.emit(kernel, target)
-    dst = np.full(kernel.dst.span, np.nan, np.float32)
+    made = {key: np.full(kernel.dst.span, np.nan, np.float32) for key in ("", *_saved(plan))}
     values = {each.key: each.value for each in plan.parameters}
     memories: list[Any] = []
     for slot in source.slots:
-        if slot.kind in ("src", "dst"):
-            memories.append(stored(arrays["src"], kernel.src.element_strides) if slot.kind == "src" else dst)
+        if slot.kind == "src":
+            memories.append(stored(arrays["src"], kernel.src.element_strides))
+        elif slot.kind in ("dst", "result"):
+            memories.append(made[slot.key])
         elif slot.kind == "parameter":
             memories.append(values[slot.key])
         elif slot.kind == "extent":
@@ -114,11 +136,18 @@ def emulated(
         elif not kernel.operand(slot.key).packed:
             memories.append(stored(arrays[slot.key], kernel.dst.element_strides))
         else:
-            packed = choice.packing(kernel, target, kernel.operand(slot.key)).of(arrays[slot.key])
+            operand = kernel.operand(slot.key)
+            packing = choice.packing(kernel, target, operand)
+            packing = packing.behind(operand.given) if operand.given else packing
+            packed = packing.of(arrays[slot.key])
             memories.append(np.ravel(packed).astype(np.float32))
     gluon_emulator.run(source, memories)
-    found: NDArray[Any] = dst[offsets(kernel.dst.shape, kernel.dst.element_strides)]
-    return found
+    places = offsets(kernel.dst.shape, kernel.dst.element_strides)
+    return {key: each[places] for key, each in made.items()}
+
+
+def _saved(plan: FusionPlan) -> list[str]:
+    return [each.key for each in plan.results]
 
 
 @pytest.mark.parametrize("text", OPEN)
@@ -135,7 +164,7 @@ def test_one_text_serves_every_extent(text: str, target: Target) -> None:
         arrays = {"src": rng.integers(-8, 9, known.src.shape) / 8, **given, **own}
         operands = {key: value for key, value in arrays.items() if key != "src"}
         want = known.reference(arrays["src"], operands).transpose(known.output.canonical_order)
-        got = emulated(known, choice, target, arrays, source)
+        got = emulated(known, choice, target, arrays, source)[""]
         told = f"{choice.text} at {extent}"
         np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5, err_msg=told)
 
@@ -147,8 +176,9 @@ def test_every_form_computes_the_plan(text: str, target: Target) -> None:
     assert first_refusal(Hopper.limits(kernel, target, "default")) is None
     rng = np.random.default_rng(5)
     arrays = {"src": rng.integers(-8, 9, plan.src.shape) / 8, **data(plan, rng)}
-    want = plan.reference(arrays["src"], {key: value for key, value in arrays.items() if key != "src"})
-    want = want.transpose(plan.output.canonical_order)
+    out, results = plan.evaluate(arrays["src"], {key: value for key, value in arrays.items() if key != "src"})
     for choice in choices(kernel, target):
-        got = emulated(plan, choice, target, arrays)
-        np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5, err_msg=choice.text)
+        made = emulated(plan, choice, target, arrays)
+        for key, want in {"": out, **results}.items():
+            told, order = f"{choice.text} {key}", plan.output.canonical_order
+            np.testing.assert_allclose(made[key], want.transpose(order), rtol=2e-5, atol=2e-5, err_msg=told)

@@ -59,6 +59,26 @@ def test_losses_and_gradients_are_torchs(tensor: str, options: str) -> None:
     np.testing.assert_array_equal(out, made(**given))
 
 
+@pytest.mark.parametrize("tensor", TENSORS)
+@pytest.mark.parametrize("options", OPTIONS)
+def test_a_loss_and_its_gradient_in_one_pass_are_torchs(tensor: str, options: str) -> None:
+    plan = FusionPlan.parse(f"f64[{tensor}] -> cross_entropy_gradient({options})")
+    arrays = random_arrays(plan, 1)
+    src, target = torch.from_numpy(arrays["src"]).requires_grad_(), torch.from_numpy(arrays["target"])
+    want = torch_made(plan, src, target)
+    want.sum().backward()
+    assert src.grad is not None
+    gradient, results = evaluated(plan, arrays)
+    np.testing.assert_allclose(gradient, src.grad.numpy(), atol=1e-12)
+    np.testing.assert_allclose(results["loss"], want.detach().numpy(), atol=1e-12)
+    np.testing.assert_allclose(results["lse"], torch.logsumexp(src, 1).detach().numpy())
+    made = forced(plan, Reduction, narrowed(32))
+    assert_close(made, arrays)
+    out = torch.from_numpy(arrays["src"]).clone().numpy()
+    assert made(out, target=arrays["target"], out=out).out is out
+    np.testing.assert_array_equal(out, made(**arrays).out)
+
+
 PLANS = (
     "[9x77] -> cross_entropy",
     "[5x301] -> relu -> cross_entropy(label_smoothing=0.1, z_loss=0.01)",
@@ -68,6 +88,8 @@ PLANS = (
     "[2x5x3x7, nhwc] -> cross_entropy_backward(ignore_index=1)",
     "[9x77] -> cross_entropy(index_dtype=i64)",
     "[9x77] -> cross_entropy_backward(index_dtype=i64)",
+    "[9x77] -> cross_entropy_gradient(label_smoothing=0.1, z_loss=0.01, index_dtype=i64)",
+    "[2x5x3x7, nhwc] -> cross_entropy_gradient(ignore_index=1)",
 )
 
 
@@ -88,7 +110,11 @@ def test_no_target_of_64_bits_is_taken_for_its_lower_bits() -> None:
 
 @pytest.mark.parametrize("parts", [2, 3])
 def test_a_row_in_parts(parts: int) -> None:
-    for chain in ("cross_entropy(label_smoothing=0.1)", "cross_entropy_backward"):
+    for chain in (
+        "cross_entropy(label_smoothing=0.1)",
+        "cross_entropy_backward",
+        "cross_entropy_gradient",
+    ):
         made = FusionPlan.parse(f"f32[3x9001] -> {chain}")
         compiled = forced(made, Reduction, narrowed(32, threads=2), Reduction(1, parts))
         assert_close(compiled, random_arrays(made, 5), slack=64)

@@ -48,7 +48,6 @@ class Map(GraphOp):
         return cls(formula_text(expression))
 
     def infer(self, given: Sequence[Type]) -> tuple[Type, ...]:
-        """The shape of all inputs together, in their dtype."""
         check_count(self, given)
         dtype = float_type(self, given)
         shape = broadcast([each.shape or () for each in given])
@@ -111,7 +110,6 @@ class Reshape(GraphOp):
     shape: tuple[int, ...]
 
     def infer(self, given: Sequence[Type]) -> tuple[Type, ...]:
-        """The shape that it says."""
         (src,) = known(self, given)
         if src.size != math.prod(self.shape):
             raise PlanError("reshape keeps the number of elements", got=str(src), want=self.text)
@@ -132,7 +130,6 @@ class Permute(GraphOp):
     order: tuple[int, ...]
 
     def infer(self, given: Sequence[Type]) -> tuple[Type, ...]:
-        """The extents in that order."""
         (src,) = known(self, given)
         if sorted(self.order) != list(range(src.rank)):
             want = f"each of 0 to {src.rank - 1}"
@@ -141,7 +138,6 @@ class Permute(GraphOp):
         return (Type(tuple(shape[axis] for axis in self.order), src.dtype),)
 
     def evaluate(self, given: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """A view."""
         return (given[0].transpose(self.order),)
 
 
@@ -157,7 +153,6 @@ class Slice(GraphOp):
     step: int = 1
 
     def infer(self, given: Sequence[Type]) -> tuple[Type, ...]:
-        """The extent of the range."""
         (src,) = known(self, given)
         is_axis = 0 <= self.axis < src.rank
         if not is_axis or not 0 <= self.begin <= self.end <= (src.shape or ())[self.axis] or self.step < 1:
@@ -168,7 +163,6 @@ class Slice(GraphOp):
         return (Type(tuple(shape), src.dtype, src.names),)
 
     def evaluate(self, given: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """A view."""
         return (given[0][(slice(None),) * self.axis + (slice(self.begin, self.end, self.step),)],)
 
 
@@ -181,14 +175,12 @@ class Expand(GraphOp):
     shape: tuple[int, ...]
 
     def infer(self, given: Sequence[Type]) -> tuple[Type, ...]:
-        """The shape that it says."""
         (src,) = known(self, given)
         if broadcast([src.shape or (), self.shape]) != self.shape:
             raise PlanError("expand repeats axes of extent 1", got=str(src), want=self.text)
         return (Type(self.shape, src.dtype),)
 
     def evaluate(self, given: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """A view."""
         return (np.broadcast_to(given[0], self.shape),)
 
 
@@ -204,14 +196,12 @@ class Flip(GraphOp):
     axes: tuple[int, ...]
 
     def infer(self, given: Sequence[Type]) -> tuple[Type, ...]:
-        """The type of src."""
         (src,) = known(self, given)
         if any(not 0 <= axis < src.rank for axis in self.axes):
             raise PlanError(f"{self.text}: there is no such axis", got=str(src))
         return (src,)
 
     def evaluate(self, given: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """A view."""
         return (np.flip(given[0], self.axes),)
 
 
@@ -225,7 +215,6 @@ class Concat(GraphOp):
     axis: int
 
     def infer(self, given: Sequence[Type]) -> tuple[Type, ...]:
-        """The extents of the first, that of the axis summed."""
         check_count(self, given)
         first, *others = known(self, given)
         shape = first.shape or ()
@@ -243,11 +232,9 @@ class Concat(GraphOp):
         return (*shape[: self.axis], -1, *shape[self.axis + 1 :])
 
     def evaluate(self, given: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """NumPy's."""
         return (np.concatenate(given, self.axis),)
 
     def write(self, given: Sequence[Tensor], dst: Tensor) -> None:
-        """Writes each element once."""
         np.concatenate(given, self.axis, out=dst)
 
 
@@ -261,7 +248,6 @@ class Pad(GraphOp):
     value: float = 0.0
 
     def infer(self, given: Sequence[Type]) -> tuple[Type, ...]:
-        """The extents with what is put around them."""
         (src,) = known(self, given)
         float_type(self, given)
         if len(self.padding) != src.rank or any(side < 0 for pair in self.padding for side in pair):
@@ -270,7 +256,6 @@ class Pad(GraphOp):
         return (Type(tuple(extent + low + high for extent, (low, high) in extents), src.dtype, src.names),)
 
     def evaluate(self, given: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """NumPy's."""
         return (np.pad(given[0], self.padding, constant_values=self.value),)
 
 
@@ -285,7 +270,6 @@ class Reduce(GraphOp):
     keepdims: bool = True
 
     def infer(self, given: Sequence[Type]) -> tuple[Type, ...]:
-        """The shape without the axes."""
         (src,) = known(self, given)
         if self.kind not in _REDUCE or sorted(set(self.axes)) != list(self.axes):
             raise PlanError("reduce takes mean, sum, amax or amin, and axes in order", got=self.text)
@@ -325,7 +309,6 @@ class Foreign(GraphOp):
 
     @property
     def word(self) -> str:
-        """The operator."""
         return self.operator
 
     @property
@@ -340,7 +323,6 @@ class Foreign(GraphOp):
         return f"{self.operator}({told})" if told else self.operator
 
     def infer(self, given: Sequence[Type]) -> tuple[Type, ...]:
-        """The types that its reader found."""
         return self.results
 
     def evaluate(self, given: Sequence[Tensor]) -> tuple[Tensor, ...]:

@@ -207,11 +207,7 @@ class Packing:
         return shape_after(self.steps, self.shape)
 
     def of(self, array: Array) -> Array:
-        """The array packed, in its own dtype: perhaps a view, with any strides.
-
-        Args:
-            array: of the operand's size, with any strides.
-        """
+        """The array, of the operand's size, packed in its own dtype: perhaps a view, with any strides."""
         return _applied(self.steps, array.reshape(self.shape))
 
     def after(self, order: tuple[int, ...]) -> Packing:

@@ -47,7 +47,6 @@ class OfLogits(Normalization):
         self._set("ignore_index", int(self.ignore_index))
 
     def over(self, src: TensorSpec) -> tuple[int, ...]:
-        """The classes."""
         return (src.channel_axis,)
 
     def output(self, src: TensorSpec) -> TensorSpec:
@@ -67,6 +66,13 @@ class OfLogits(Normalization):
         target = leaf(keys["target"])
         known = where(target >= 0, where(target <= src.channels - 1, value, _NAN), _NAN)
         return where(_is(target, self.ignore_index), 0, known)
+
+    def slope(self, keys: Keys, src: TensorSpec, share: Scalar, lse: Scalar) -> Scalar:
+        """The derivative of a place's loss by a logit, of the logit's share of the sum of exponentials."""
+        if self.z_loss:
+            share = share * (1 + 2 * self.z_loss * lse)
+        even = self.label_smoothing / src.channels
+        return share - where(_is(leaf(INDEX), leaf(keys["target"])), 1 - self.label_smoothing + even, even)
 
 
 _NAN = scalar(inf) - inf
@@ -105,7 +111,6 @@ class CrossEntropy(OfLogits):
     index_dtype: str = word(INDICES, default="i32")
 
     def removes(self, src: TensorSpec) -> tuple[int, ...]:
-        """The classes."""
         return self.over(src)
 
     def reductions(self, keys: Keys, src: TensorSpec) -> tuple[Statistic, ...]:
@@ -122,7 +127,6 @@ class CrossEntropy(OfLogits):
         return {"lse": where(most < inf, most + log(leaf(keys["exp_sum"])), most)}
 
     def formula(self, keys: Keys, src: TensorSpec) -> Scalar:
-        """The loss."""
         most, logarithm = leaf(keys["largest"]), log(leaf(keys["exp_sum"]))
         loss = most - leaf(keys["picked"]) + logarithm  # in this order, as the maximum may be large
         if self.label_smoothing:
@@ -134,11 +138,42 @@ class CrossEntropy(OfLogits):
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        """Each rank, both orders of the axes, every option."""
         yield "f32[3x5]", cls()
         yield "f32[2x3x7]", cls(label_smoothing=0.25, index_dtype="i64")
         yield "f32[2x5x3x7, nhwc]", cls(ignore_index=2)
         yield "f32[2x3x11, bsc]", cls(z_loss=0.01, label_smoothing=0.5)
+
+
+@operator
+class CrossEntropyGradient(CrossEntropy):
+    """softmax(x) - (1 if target else 0)
+
+    The gradient of each place's loss by its logits x, and the loss: as `cross_entropy` and
+    `cross_entropy_backward` of a gradient of 1 with the same options, in one pass. `out` may be the memory of
+    the logits.
+
+    target: src's shape without the classes, of `index_dtype`: i32 or i64.
+    Results lse and loss, of that shape in the compute dtype.
+    """
+
+    torch = onnx = None
+    overwrites = True
+
+    loss = result("row")
+
+    def removes(self, src: TensorSpec) -> tuple[int, ...]:
+        """None."""
+        return ()
+
+    def result_formulas(self, keys: Keys, src: TensorSpec) -> dict[str, Scalar]:
+        """Those of the loss, and the loss."""
+        return {**super().result_formulas(keys, src), "loss": super().formula(keys, src)}
+
+    def formula(self, keys: Keys, src: TensorSpec) -> Scalar:
+        """The gradient."""
+        most, total = leaf(keys["largest"]), leaf(keys["exp_sum"])
+        share = exp(leaf("x") - most) * (1 / total)
+        return self.kept(keys, src, self.slope(keys, src, share, most + log(total)))
 
 
 @operator
@@ -164,26 +199,18 @@ class CrossEntropyBackward(OfLogits):
     index_dtype: str = word(INDICES, default="i32")
 
     def reductions(self, keys: Keys, src: TensorSpec) -> tuple[Statistic, ...]:
-        """None."""
         return ()
 
     def formula(self, keys: Keys, src: TensorSpec) -> Scalar:
-        """The formula of one element."""
         lse, gradient = leaf(keys["lse"]), leaf(keys["gradient"])
-        share = exp(leaf("x") - lse)
-        if self.z_loss:
-            share = share * (1 + 2 * self.z_loss * lse)
-        even = self.label_smoothing / src.channels
-        wanted = where(_is(leaf(INDEX), leaf(keys["target"])), 1 - self.label_smoothing + even, even)
-        return self.kept(keys, src, (share - wanted) * gradient)
+        return self.kept(keys, src, self.slope(keys, src, exp(leaf("x") - lse), lse) * gradient)
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        """As those of the loss."""
         yield "f32[3x5]", cls()
         yield "f32[2x3x7]", cls(label_smoothing=0.25, index_dtype="i64")
         yield "f32[2x5x3x7, nhwc]", cls(ignore_index=2)
         yield "f32[2x3x11, bsc]", cls(z_loss=0.01, label_smoothing=0.5)
 
 
-LOSSES = (CrossEntropy, CrossEntropyBackward)
+LOSSES = (CrossEntropy, CrossEntropyBackward, CrossEntropyGradient)

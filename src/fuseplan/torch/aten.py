@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import fx
 
 from fuseplan.graph.layer import Layer
 from fuseplan.graph.ops import Convert, Expand, Permute, Reduce, Reshape
@@ -21,6 +22,7 @@ from fuseplan.op import Op
 from fuseplan.ops import activation
 from fuseplan.ops.affine import BatchNorm, Bias
 from fuseplan.ops.embedding import INDICES, Embedding
+from fuseplan.ops.gradient import LinearWeightGradient
 from fuseplan.ops.groups import GroupNorm, InstanceNorm
 from fuseplan.ops.matmul import Linear, Matmul
 from fuseplan.ops.pool import AVG_POOLS, MAX_POOLS
@@ -121,15 +123,31 @@ def _linear(given: Given) -> str:
 
 
 def _product(given: Given, first: str, second: str) -> str:
-    """A matrix times a matrix; one that was only transposed before is read as it lies."""
-    maker, src, precision = given.maker(second), given.tensor(first), given.precision("matmul")
-    given.tensor(second)
-    if maker is not None and maker.target in TURNED and given.value(maker.args[0]) is not None:
-        weight = given.value(maker.args[0])
-        if len(given.shape(weight)) == 2 and given.shape(weight)[::-1] == given.shape(given.tensor(second)):
-            return given.layer(Linear(given.shape(weight)[0], precision=precision), src, weight)
-    op = Matmul(given.shape(given.tensor(second))[1], precision=precision)
-    return given.layer(op, src, given.tensor(second))
+    """A matrix times a matrix; those that were only transposed before are read as they lie."""
+    precision = given.precision("matmul")
+    (src, src_turned), (other, other_turned) = (_matrix(given, name) for name in (first, second))
+    if src_turned and not other_turned:
+        return given.layer(LinearWeightGradient(given.shape(src)[1], precision), other, src)
+    make, features = (Linear, 0) if other_turned else (Matmul, 1)
+    return given.layer(make(given.shape(other)[features], precision=precision), given.tensor(first), other)
+
+
+def _matrix(given: Given, name: str) -> tuple[str, bool]:
+    """The matrix that an argument is, or is the transpose of, and whether it is the transpose."""
+    node, is_turned = given.maker(name), False
+    given.tensor(name)
+    while node is not None and _turns(node):
+        node, is_turned = node.args[0], not is_turned
+    return given.tensor(name) if node is None else given.value(node), is_turned
+
+
+def _turns(node: fx.Node) -> bool:
+    """Whether the node is the transpose of a matrix."""
+    if node.target not in TURNED or node.args[0].meta["val"].ndim != 2:
+        return False
+    axes = node.args[1] if node.target is aten.permute.default else node.args[1:]
+    first, last = (axis % 2 for axis in axes or (0, 1))
+    return first == 1 if node.target is aten.permute.default else first != last
 
 
 def _addmm(given: Given) -> str:

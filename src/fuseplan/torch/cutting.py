@@ -18,13 +18,15 @@ from fuseplan.graph.cut import Cut, Site
 from fuseplan.graph.find import find
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.layer import Layer
-from fuseplan.graph.ops import Expand, Permute, Slice
+from fuseplan.graph.node import Node
+from fuseplan.graph.ops import Expand, Foreign, Permute, Slice
 from fuseplan.graph.rules import Rule
 from fuseplan.graph.why import Reason, Why
 from fuseplan.graph.write import Joined
 from fuseplan.language.declarations import Operand, Result
 from fuseplan.language.layouts import dense
 from fuseplan.language.tensor import Dense, TensorSpec
+from fuseplan.ops.gradient import LinearWeightGradient
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.tensors.torch_tensors import DTYPES
 from fuseplan.torch.described import Described
@@ -70,6 +72,7 @@ def fused(
     joins: bool = False,
     ranges: bool = True,
     framework: type[Eager] = Eager,
+    is_apart: Callable[[Node], bool] = lambda node: isinstance(node.op, Foreign),
 ) -> Fusion:
     """Cuts a graph of functional ATen operators, whose nodes have `val`, and puts plans into a copy.
 
@@ -85,11 +88,13 @@ def fused(
         joins: plans may write into the values that join their results, where calls give them the memory.
         ranges: plans may compute several products of an input: their weights are joined whenever one changes.
         framework: what computes the operators that no plan does.
+        is_apart: whether it computes an operator whatever plans there are.
     """
     example, other = points(given) if opens else (given, None)
-    module, found, cut = _found(example, device, rules, joins, ranges)
+    may: dict[str, Any] = {"rules": rules, "ranges": ranges, "is_apart": is_apart}
+    module, found, cut = _found(example, device, joins, **may)
     opened = (
-        _opened(found, cut, *_found(other, device, rules, False, ranges)[1:])
+        _opened(found, cut, *_found(other, device, False, **may)[1:])
         if other
         else {site.dst: () for site in cut.sites}
     )
@@ -98,6 +103,7 @@ def fused(
     cut = _without(cut, Why.INDUCTOR, lambda site: not is_taken(site))
     if device.type == "cuda" and choose == "predicted":
         cut = _without(cut, Why.UNMEASURED, _is_slow_attention)
+        cut = _without(cut, Why.UNMEASURED, _is_slow_gradient)
     with _without_modes():  # tensors without elements cannot be measured
         cut = chosen(cut, framework(module, found, device, inputs), choose, is_built)
     writer = _Writer(module, found.makers, device)
@@ -123,7 +129,7 @@ def _without_modes() -> AbstractContextManager[None]:
 
 
 def _found(
-    given: fx.GraphModule, device: torch.device, rules: Sequence[Rule], joins: bool, ranges: bool
+    given: fx.GraphModule, device: torch.device, joins: bool, **may: Any
 ) -> tuple[fx.GraphModule, ReadGraph, Cut]:
     """A copy of a graph, what is read of it, and its plans."""
     target, threads = target_of(device)
@@ -135,8 +141,7 @@ def _found(
             node.replace_all_uses_with(maker)
     last = {name for name, node in found.makers.items() if _is_channels_last(node)}
     weights = _weights(found.graph)
-    may = {"joins": joins, "ranges": ranges}
-    cut = find(found.graph, target, threads=threads, weights=weights, last=last, rules=rules, **may)
+    cut = find(found.graph, target, threads=threads, weights=weights, last=last, joins=joins, **may)
     return module, found, cut
 
 
@@ -144,13 +149,21 @@ def _opened(found: ReadGraph, cut: Cut, other: ReadGraph, twin: Cut) -> dict[str
     """The open axes of each site that is the same with other extents, by the value that it makes."""
     twins = {site.dst: site for site in twin.sites}
     pairs = [(site, twins[site.dst]) for site in cut.sites if site.dst in twins]
-    return {
+    made = {
         site.dst: tuple(
             a for a in range(site.plan.src.rank) if site.plan.src.shape[a] != twin.plan.src.shape[a]
         )
         for site, twin in pairs
         if _look(site, found.makers) == _look(twin, other.makers)
     }
+    joined_rows = {site.dst for site in cut.sites if _joins_rows(site, found.makers)}
+    # No view of torch's says how many of joined rows are along each of several open axes.
+    return {dst: axes for dst, axes in made.items() if len(axes) < 2 or dst not in joined_rows}
+
+
+def _joins_rows(site: Site, makers: dict[str, fx.Node]) -> bool:
+    """Whether torch's value has the rows as one axis that the plan's src has as several."""
+    return bool(makers[site.src].meta["val"].ndim < site.plan.src.rank)
 
 
 def _look(site: Site, makers: dict[str, fx.Node]) -> tuple[Any, ...]:
@@ -199,6 +212,12 @@ def _is_slow_attention(site: Site) -> bool:
     return not is_small and records.choice.template.name != "hopper_attention"
 
 
+def _is_slow_gradient(site: Site) -> bool:
+    """Whether the plan is the gradient of a product's weight, and cuBLAS may be faster."""
+    is_gradient = isinstance(site.plan.ops[0], LinearWeightGradient)
+    return is_gradient and site.records.choice.template.name != "hopper"
+
+
 def _weights(graph: Graph) -> set[str]:
     """The inputs that are second factors of products."""
     layers = (node for node in graph.nodes if isinstance(node.op, Layer) and "weight" in node.op.keys)
@@ -244,7 +263,7 @@ class _Writer:
         heads = [self._makers[name] for name in site.results]
         following = next(node for node in self._graph.nodes if node in heads).next
         with self._graph.inserting_before(following):
-            src = self._src(site)
+            src = self._src(site, opened)
             operands = [node for each in given_of(site.plan) for node in self._operand(site, each)]
             plan = FusionPlan(site.plan.src, *site.plan.ops[:-1]) if site.into else site.plan
             text = operators_text(plan, opened, site.joins)
@@ -280,12 +299,15 @@ class _Writer:
         if head in self._strides:
             self._strides[made] = self._strides.pop(head)
 
-    def _src(self, site: Site) -> fx.Node:
+    def _src(self, site: Site, opened: tuple[int, ...]) -> fx.Node:
         """The input: an elementwise plan reads it as it lies, where no layout was wanted."""
         if site.beside:
             parts = [self._makers[name] for name in site.beside.names]
             return self._graph.call_function(beside, (parts, site.beside.axis))
         node, spec = self._makers[site.src], site.plan.src
+        if _joins_rows(site, self._makers):
+            told = [-1 if axis in opened else extent for axis, extent in enumerate(spec.shape)]
+            node = self._reshaped(node, spec.shape, told)
         is_plain = tuple(by_stride(spec.element_strides)) == tuple(range(spec.rank))
         if is_plain and all(op.kind == "elementwise" for op in site.plan.ops):
             return node
@@ -340,6 +362,13 @@ class _Writer:
             call.meta["val"] = Described.of(shape, dense(shape, range(len(shape))), dtype, told.device)
             self._readings[key] = call
         return self._readings[key]
+
+    def _reshaped(self, node: fx.Node, shape: tuple[int, ...], told: Sequence[int]) -> fx.Node:
+        """The value in another shape, which a call of torch's is told with -1 for an open extent."""
+        was = node.meta["val"]
+        made = self._graph.call_function(aten.reshape.default, (node, told))
+        made.meta["val"] = Described.of(shape, dense(shape, range(len(shape))), was.dtype, was.device)
+        return made
 
     def _constant(self, value: NDArray[Any]) -> fx.Node:
         name = f"constant_{len(self._constants)}"

@@ -11,6 +11,7 @@ import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
+from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
 
 from fuseplan.errors import ArgumentError
@@ -19,9 +20,11 @@ from fuseplan.graph.rules import Rule
 from fuseplan.graph.why import Reason
 from fuseplan.torch.arenas import Arenas
 from fuseplan.torch.cutting import fused
+from fuseplan.torch.heads import join_losses
 from fuseplan.torch.intact import keep_attention, restore_attention
 from fuseplan.torch.masks import simplify_masks
 from fuseplan.torch.reporting import report_of, trace
+from fuseplan.torch.trained import train_attention
 
 
 @dataclass(frozen=True)
@@ -178,10 +181,15 @@ def _with_plans(
         lost: why Inductor has the whole graph, for the report.
     """
     keep_attention(given, inputs)
+    join_losses(given, inputs)
+    train_attention(given, inputs)
     forward = partial(_compiled, options=how, example=inputs, lost=lost)
     backward = partial(_compiled, options=how, example=(), lost=lost)
     inference = partial(forward, is_inference=True)
     made: Callable[..., Any] = aot_autograd(
-        fw_compiler=forward, bw_compiler=backward, inference_compiler=inference
+        fw_compiler=forward,
+        bw_compiler=backward,
+        inference_compiler=inference,
+        partition_fn=min_cut_rematerialization_partition,  # cheap values are computed again, not kept
     )(given, inputs)
     return made

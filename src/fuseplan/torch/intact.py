@@ -58,20 +58,30 @@ def keep_attention(given: fx.GraphModule, inputs: Sequence[Any]) -> None:
 
     Graphs that change torch's modes, and tensors of other kinds, stay as they are: it knows neither.
     """
-    is_mixed = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
-    kinds = {type(each) for each in inputs if isinstance(each, torch.Tensor)}
-    if torch.is_grad_enabled() or is_mixed or not kinds <= {*KINDS}:
-        return
-    if any(mode in _name(node) for node in given.graph.nodes for mode in MODES):
+    if torch.is_grad_enabled() or not is_plain(given, inputs):
         return
     for node in given.graph.find_nodes(op="call_function", target=SDPA):
-        told = {**DEFAULTS, **dict(zip(FIELDS, node.args, strict=False)), **node.kwargs}
-        flags = [told[name] for name in ("is_causal", "enable_gqa")]
-        is_plain = all(isinstance(each, bool) for each in flags) and not isinstance(told["scale"], fx.Node)
-        if is_plain and told["dropout_p"] == 0:
+        told = arguments_of(node)
+        if told is not None:
             node.target, node.kwargs = KEPT, {}
             node.args = tuple(told[name] for name in FIELDS if name != "dropout_p")
     given.recompile()
+
+
+def arguments_of(node: fx.Node) -> dict[str, Any] | None:
+    """The arguments of attention by their names; None with dropout, or where a flag is no constant."""
+    told = {**DEFAULTS, **dict(zip(FIELDS, node.args, strict=False)), **node.kwargs}
+    flags = [told[name] for name in ("is_causal", "enable_gqa")]
+    is_known = all(isinstance(each, bool) for each in flags) and not isinstance(told["scale"], fx.Node)
+    return told if is_known and told["dropout_p"] == 0 else None
+
+
+def is_plain(given: fx.GraphModule, inputs: Sequence[Any]) -> bool:
+    """Whether the graph's tensors are torch's own, and it changes none of torch's modes."""
+    is_mixed = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
+    kinds = {type(each) for each in inputs if isinstance(each, torch.Tensor)}
+    is_changed = any(mode in _name(node) for node in given.graph.nodes for mode in MODES)
+    return not is_mixed and kinds <= {*KINDS} and not is_changed
 
 
 def _name(node: fx.Node) -> str:

@@ -10,6 +10,7 @@ from math import prod
 
 import torch
 from torch import fx
+from torch._subclasses import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 aten = torch.ops.aten
@@ -40,6 +41,16 @@ def simplify_masks(graph: fx.Graph) -> None:
     graph.eliminate_dead_code()
 
 
+def number_of(node: fx.Node) -> float | None:
+    """The value of a node that is one floating-point number in each call; None of all others."""
+    made = node.meta.get("val")
+    if not isinstance(made, torch.Tensor) or made.ndim or not made.is_floating_point():
+        return None
+    with _disable_current_modes():
+        found = _constant(node, {})
+        return None if found is None else float(found)
+
+
 def _constant(node: fx.Node, known: dict[fx.Node, torch.Tensor | None]) -> torch.Tensor | None:
     """The value of a node that reads no input; None of all others."""
     if node not in known:
@@ -48,6 +59,8 @@ def _constant(node: fx.Node, known: dict[fx.Node, torch.Tensor | None]) -> torch
 
 
 def _computed(node: fx.Node, known: dict[fx.Node, torch.Tensor | None]) -> torch.Tensor | None:
+    if node.target is aten.lift_fresh_copy.default:
+        return _literal(node.args[0])
     if not isinstance(node.target, torch._ops.OpOverload) or not _is_pure(node):
         return None
     values = {each: _constant(each, known) for each in node.all_input_nodes}
@@ -56,6 +69,13 @@ def _computed(node: fx.Node, known: dict[fx.Node, torch.Tensor | None]) -> torch
     here = {"device": torch.device("cpu")} if "device" in node.kwargs else {}
     args, kwargs = fx.map_arg((node.args, {**node.kwargs, **here}), values.__getitem__)
     return node.target(*args, **kwargs)
+
+
+def _literal(node: fx.Node) -> torch.Tensor | None:
+    """The tensor that a model's code wrote down, as a graph holds it."""
+    held = getattr(node.graph.owning_module, str(node.target), None) if node.op == "get_attr" else None
+    is_told = isinstance(held, torch.Tensor) and not isinstance(held, FakeTensor)
+    return held.cpu() if is_told else None
 
 
 def _is_pure(node: fx.Node) -> bool:

@@ -94,9 +94,7 @@ class Elementwise:
     """The stages before or after a contraction, ready to be applied anywhere in the kernel's text.
 
     Args:
-        kernel: what is computed.
         role: `prologue`, `between` or `epilogue`.
-        text: takes the lines.
         namespace: what the text calls the language: `tl` or `gl`.
         number: of the part that they are applied to, or make.
 
@@ -237,13 +235,17 @@ class Elementwise:
             place: see `x`.
             hint: of the store, such as `, eviction_policy="evict_first"`.
         """
-        stored = self.stored(self.apply(x, place))
         guard = f", mask={place.mask}" if place.mask else ""
-        self.text.line(f"{self.namespace}.store(dst + {place.element}, {stored}{guard}{hint})")
-        for output in self._saved:
-            stored = self.stored(self._values[output.key], output.dtype)
-            pointer = argument(Slot("result", output.key))
+        for pointer, stored in self.outputs(self.apply(x, place)).items():
             self.text.line(f"{self.namespace}.store({pointer} + {place.element}, {stored}{guard}{hint})")
+
+    def outputs(self, x: str) -> dict[str, str]:
+        """What is stored, by the arguments that take it: the stages' result, and what they saved."""
+        saved = {
+            argument(Slot("result", each.key)): (self._values[each.key], each.dtype) for each in self._saved
+        }
+        made = {"dst": (x, ""), **saved}
+        return {pointer: self.stored(*each) for pointer, each in made.items()}
 
     def stored(self, x: str, dtype: str = "") -> str:
         """A result as dst has it, or in another dtype."""
