@@ -17,7 +17,7 @@ from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.lower import lower
 from fuseplan.kernels.match import match
 from fuseplan.kernels.target import Target, parse_target
-from fuseplan.messages.reasons import first_refusal
+from fuseplan.messages.reasons import Reason, first_refusal
 from fuseplan.plans.plan import FusionPlan
 from interpreted import in_kernel_order
 
@@ -182,3 +182,10 @@ def test_every_form_computes_the_plan(text: str, target: Target) -> None:
         for key, want in {"": out, **results}.items():
             told, order = f"{choice.text} {key}", plan.output.canonical_order
             np.testing.assert_allclose(made[key], want.transpose(order), rtol=2e-5, atol=2e-5, err_msg=told)
+
+
+def test_factors_are_not_rounded_where_accuracy_is_strict(target: Target) -> None:
+    kernel = lowered("f32[70x40] -> matmul(72, precision=tf32)")
+    refusal = first_refusal(Hopper.limits(kernel, target, "strict"))
+    assert refusal is not None
+    assert refusal.reason is Reason.ACCURACY

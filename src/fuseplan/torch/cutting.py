@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -34,7 +34,7 @@ from fuseplan.torch.eager import Eager
 from fuseplan.torch.given import stands_for
 from fuseplan.torch.kernels import given_of, operators_text, target_of
 from fuseplan.torch.lying import ORDER, beside, by_stride, first, is_dense, joined, laid_out, order_of
-from fuseplan.torch.opening import points
+from fuseplan.torch.opening import Opened, joins_rows, opened_of, points
 from fuseplan.torch.operator import launched
 from fuseplan.torch.reader import ReadGraph, read
 
@@ -94,9 +94,9 @@ def fused(
     may: dict[str, Any] = {"rules": rules, "ranges": ranges, "is_apart": is_apart}
     module, found, cut = _found(example, device, joins, **may)
     opened = (
-        _opened(found, cut, *_found(other, device, False, **may)[1:])
+        opened_of(found, cut, *_found(other, device, False, **may)[1:])
         if other
-        else {site.dst: () for site in cut.sites}
+        else {site.dst: Opened() for site in cut.sites}
     )
     cut = _without(cut, Why.INNER_VALUE, lambda site: not {*site.results, *site.reads} <= found.makers.keys())
     cut = _without(cut, Why.OPEN_EXTENT, lambda site: site.dst not in opened)
@@ -143,45 +143,6 @@ def _found(
     weights = _weights(found.graph)
     cut = find(found.graph, target, threads=threads, weights=weights, last=last, joins=joins, **may)
     return module, found, cut
-
-
-def _opened(found: ReadGraph, cut: Cut, other: ReadGraph, twin: Cut) -> dict[str, tuple[int, ...]]:
-    """The open axes of each site that is the same with other extents, by the value that it makes."""
-    twins = {site.dst: site for site in twin.sites}
-    pairs = [(site, twins[site.dst]) for site in cut.sites if site.dst in twins]
-    made = {
-        site.dst: tuple(
-            a for a in range(site.plan.src.rank) if site.plan.src.shape[a] != twin.plan.src.shape[a]
-        )
-        for site, twin in pairs
-        if _look(site, found.makers) == _look(twin, other.makers)
-    }
-    joined_rows = {site.dst for site in cut.sites if _joins_rows(site, found.makers)}
-    # No view of torch's says how many of joined rows are along each of several open axes.
-    return {dst: axes for dst, axes in made.items() if len(axes) < 2 or dst not in joined_rows}
-
-
-def _joins_rows(site: Site, makers: dict[str, fx.Node]) -> bool:
-    """Whether torch's value has the rows as one axis that the plan's src has as several."""
-    return bool(makers[site.src].meta["val"].ndim < site.plan.src.rank)
-
-
-def _look(site: Site, makers: dict[str, fx.Node]) -> tuple[Any, ...]:
-    """All of a site but the extents that are values' own: numbers that are written, and folded weights."""
-    shapes = {each.key: each.shape for each in given_of(site.plan)}
-    operands = [
-        (key, value, tuple(makers[value].meta["val"].shape) == shapes[key] or shapes[key])
-        if isinstance(value, str)
-        else (key, value if isinstance(value, Joined) else np.asarray(value).tobytes())
-        for key, value in site.operands.items()
-    ]
-    return (
-        operators_text(site.plan),
-        site.plan.src.layout,
-        site.src,
-        [node.origin for node in site.nodes],
-        operands,
-    )
 
 
 def _without(cut: Cut, why: Why, is_left: Callable[[Site], bool]) -> Cut:
@@ -253,20 +214,21 @@ class _Writer:
             if isinstance(node.meta.get("val"), torch.Tensor)
         }
 
-    def write(self, site: Site, opened: tuple[int, ...]) -> None:
+    def write(self, site: Site, opened: Opened) -> None:
         """A site's call in the place of the operator that makes its last value.
 
         Args:
             site: the site.
-            opened: the axes of its src whose extents each call gives.
+            opened: what each call says of open extents.
         """
         heads = [self._makers[name] for name in site.results]
         following = next(node for node in self._graph.nodes if node in heads).next
         with self._graph.inserting_before(following):
-            src = self._src(site, opened)
-            operands = [node for each in given_of(site.plan) for node in self._operand(site, each)]
+            src = self._src(site, opened.axes)
+            given = given_of(site.plan)
+            operands = [node for each in given for node in self._operand(site, each, opened.shapes)]
             plan = FusionPlan(site.plan.src, *site.plan.ops[:-1]) if site.into else site.plan
-            text = operators_text(plan, opened, site.joins)
+            text = operators_text(plan, opened.axes, site.joins)
             call = self._graph.call_function(launched, (text, src, operands))
             made = self._graph.call_function(first, (call,))
             results = [self._view(made, op) for op in site.ranges.values()] or [made]
@@ -280,7 +242,7 @@ class _Writer:
         elif self._is_lain(src, site.plan.src):
             made.meta[ORDER] = tuple(by_stride(plan.output.element_strides))
         if site.into:
-            call.meta[WITHIN] = operators_text(site.plan, opened, site.joins)
+            call.meta[WITHIN] = operators_text(site.plan, opened.axes, site.joins)
             join, order = self._makers[site.into.value], tuple(by_stride(plan.output.element_strides))
             join.target, join.args, join.kwargs = joined, (join.args[0], site.into.axis, order), {}
             join.meta[ORDER] = order
@@ -305,9 +267,9 @@ class _Writer:
             parts = [self._makers[name] for name in site.beside.names]
             return self._graph.call_function(beside, (parts, site.beside.axis))
         node, spec = self._makers[site.src], site.plan.src
-        if _joins_rows(site, self._makers):
-            told = [-1 if axis in opened else extent for axis, extent in enumerate(spec.shape)]
-            node = self._reshaped(node, spec.shape, told)
+        if joins_rows(site, self._makers):
+            told = tuple(-1 if axis in opened else extent for axis, extent in enumerate(spec.shape))
+            node = self._read_as(node, spec.shape, node.meta["val"].dtype, told)
         is_plain = tuple(by_stride(spec.element_strides)) == tuple(range(spec.rank))
         if is_plain and all(op.kind == "elementwise" for op in site.plan.ops):
             return node
@@ -329,46 +291,50 @@ class _Writer:
             self._laid_out[node, order] = self._graph.call_function(laid_out, (node, order, True))
         return self._laid_out[node, order]
 
-    def _operand(self, site: Site, operand: Operand | Result) -> Iterator[fx.Node]:
+    def _operand(
+        self, site: Site, operand: Operand | Result, opened: Mapping[str, tuple[int, ...]]
+    ) -> Iterator[fx.Node]:
         value = site.operands[operand.key]
         if isinstance(value, Joined):
             yield from (self._makers[name] for name in value.names)
         elif isinstance(value, str):
-            yield self._value(value, operand)
+            yield self._value(value, operand, opened.get(operand.key, operand.shape))
         else:
             yield self._constant(np.asarray(value))
 
-    def _value(self, value: str, operand: Operand | Result) -> fx.Node:
+    def _value(self, value: str, operand: Operand | Result, opened: tuple[int, ...]) -> fx.Node:
         node, shape = self._makers[value], operand.shape
-        node = self._read_as(node, shape, node.meta["val"].dtype)  # (f, 1, 1) as (f,)
+        node = self._read_as(node, shape, node.meta["val"].dtype, opened)  # (f, 1, 1) as (f,)
         if operand.spec is not None:
             return self._lain(node, operand.spec)
         # A kernel converts it when it is bound; one that a plan makes has other elements in each call.
         is_made = node.op == "call_function"
-        return self._read_as(node, shape, DTYPES[operand.dtype]) if is_made else node
+        return self._read_as(node, shape, DTYPES[operand.dtype], opened) if is_made else node
 
-    def _read_as(self, node: fx.Node, shape: tuple[int, ...], dtype: torch.dtype) -> fx.Node:
-        """The value in another shape or dtype: one call for all sites that read it so."""
+    def _read_as(
+        self, node: fx.Node, shape: tuple[int, ...], dtype: torch.dtype, told: tuple[int, ...]
+    ) -> fx.Node:
+        """The value in another shape or dtype: one call for all sites that read it so.
+
+        Args:
+            node: the value.
+            shape: of the example.
+            dtype: of the result.
+            told: the shape as a call of torch's is told it, with -1 for an open extent.
+        """
         if (tuple(node.meta["val"].shape), node.meta["val"].dtype) == (shape, dtype):
             return node
         while node.target in RESHAPES:
             node = node.args[0]
-        key, call, told = (node, shape, dtype), node, node.meta["val"]
+        key, call, was = (node, told, dtype), node, node.meta["val"]
         if key not in self._readings:
-            if tuple(told.shape) != shape:
-                call = self._graph.call_function(aten.reshape.default, (call, shape))
-            if told.dtype != dtype:
+            if tuple(was.shape) != shape:
+                call = self._graph.call_function(aten.reshape.default, (call, told))
+            if was.dtype != dtype:
                 call = self._graph.call_function(aten._to_copy.default, (call,), {"dtype": dtype})
-            call.meta["val"] = Described.of(shape, dense(shape, range(len(shape))), dtype, told.device)
+            call.meta["val"] = Described.of(shape, dense(shape, range(len(shape))), dtype, was.device)
             self._readings[key] = call
         return self._readings[key]
-
-    def _reshaped(self, node: fx.Node, shape: tuple[int, ...], told: Sequence[int]) -> fx.Node:
-        """The value in another shape, which a call of torch's is told with -1 for an open extent."""
-        was = node.meta["val"]
-        made = self._graph.call_function(aten.reshape.default, (node, told))
-        made.meta["val"] = Described.of(shape, dense(shape, range(len(shape))), was.dtype, was.device)
-        return made
 
     def _constant(self, value: NDArray[Any]) -> fx.Node:
         name = f"constant_{len(self._constants)}"

@@ -205,12 +205,8 @@ LATENCY = 2.0e-6  # of a copy from memory, with all others under way
 STEPS_A_SECOND = 1.7e9  # of a warp: what comes after the sum, an instruction at a time
 TILE_SECONDS = 0.2e-6  # between the sums of one group: waits for barriers and for the copy to dst
 SHARED_READS = 38.0  # of 64 x 64 products: those of 128 columns are as fast as shared memory allows
-# Where src passes registers, on an H200: 18 plans in eight forms each.
-HELD_LOADS = 40  # of a thread
-LOADED_LAST, LOADED_FIRST = (
-    1.0e-6,
-    2.0e-6,
-)  # with channels last, and first: these take four times as many loads
+# Seconds of the loads that a thread has under way, with channels last, and first: four times as many then.
+LOADED_LAST, LOADED_FIRST = 0.9e-6, 1.6e-6
 BETWEEN_LINES = 1.25  # copies of rows that begin inside of a line of the L2, over copies of whole lines
 HIDDEN = 0.3  # of the shorter of arithmetic and memory shows beside the longer
 
@@ -275,10 +271,10 @@ def _summing(schedule: Schedule) -> float:
 
 
 def _loading(schedule: Schedule) -> float:
-    """Seconds from a stage to the next where warps load src: they wait for what registers hold."""
+    """Seconds from a stage to the next where warps load src: as much at a time as registers hold."""
     elements = schedule.src_bytes / schedule.itemsize / 128
     step = schedule.kernel.src.element_strides[1]
-    batches = max(1.0, elements / HELD_LOADS) / schedule.loaders
+    batches = max(1.0, elements / schedule.held_loads)
     weights = schedule.stage_bytes - schedule.src_bytes
     return max(batches * (LOADED_LAST if step == 1 else LOADED_FIRST), weights / L2_BYTES_A_SECOND)
 
@@ -344,9 +340,10 @@ def _variants(base: Knobs, geometry: Geometry, target: Target) -> Iterator[tuple
 def _deepest(schedule: Schedule, target: Target) -> Iterator[tuple[Knobs, float]]:
     """The choice with as many stages as fit; none where fewer than two do."""
     knobs = schedule.knobs
+    if schedule.geometry.gathers and prod(knobs.box) * knobs.depth > 128 * schedule.held_loads:
+        return  # ptxas gives up where a box does not fit into registers
     most = (SHARED_BYTES + RESERVED_BYTES) // knobs.programs - RESERVED_BYTES
     stages = min(MOST_STAGES, knobs.stages + (most - schedule.shared_bytes) // schedule.stage_bytes)
-    stages -= stages % schedule.loaders  # each fills the same stages always
     if stages >= FEWEST_STAGES:
         found = Schedule(replace(knobs, stages=stages), schedule.geometry)
         yield found.knobs, seconds(found, target)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import replace
 from itertools import product
 from math import prod
 
 from fuseplan.backends.triton.elementwise import argument
 from fuseplan.backends.triton.index import ACROSS, ALL, DOWN, WIDE, Index, as_index, ceil_div, digits, number
-from fuseplan.backends.triton.templates.hopper_schedule import LOADING, Schedule, advance, widened
+from fuseplan.backends.triton.templates.hopper_schedule import Schedule, advance, widened
 from fuseplan.backends.triton.text import Text
 from fuseplan.kernels.emit import Slot
 
@@ -20,7 +20,6 @@ def swizzled(schedule: Schedule, rank: int) -> str:
     return f"gl.NVMMASharedLayout({min(128, schedule.knobs.depth * size)}, {8 * size}, {rank})"
 
 
-KEPT_REGISTERS = 32  # of a thread that loads, besides what it has loaded
 ROUNDED = 'gl.inline_asm_elementwise("cvt.rna.tf32.f32 $0, $1;", "=r,f", [{}], gl.float32, True, 1)'
 
 
@@ -31,11 +30,13 @@ class Copying:
         warps: that run it.
         arrivals: at the barrier of a full stage.
         registers: of a thread, where they are not those of one warp that copies.
+        by_channels: whether all taps of some channels come before those of the next ones.
         names: of the arguments.
     """
 
     warps = arrivals = 1
     registers: tuple[int, int] | None = None
+    by_channels = False
 
     def __init__(self, text: Text, schedule: Schedule, grid: int) -> None:
         self.text, self.schedule, self.grid = text, schedule, grid
@@ -47,24 +48,14 @@ class Copying:
         rings = ("src_ring", "weight_ring", "empty", "full")
         self.names = ["src", *more, self.weight, *rings, *held, *schedule.given]
 
-    def calls(self) -> list[str]:
-        """The arguments of each call."""
-        return [", ".join(self.names)]
-
-    @property
-    def parameters(self) -> list[str]:
-        """Those of the function."""
-        return self.names
-
     def write(self) -> None:
         """The function `produce`."""
         text, schedule = self.text, self.schedule
-        with text.function(f"produce({', '.join(self.parameters)})"):
+        with text.function(f"produce({', '.join(self.names)})"):
             schedule.begin(text)
             self.begin()
             if self.knobs.resident:
-                with self._first():
-                    self._hold_weight()
+                self._hold_weight()
             text.line("stage = 0", "phase = 1")
             tiles = schedule.launched * schedule.across
             with text.block(f"for tile in range(gl.program_id(0), {tiles}, {self.grid})"):
@@ -75,10 +66,6 @@ class Copying:
 
     def begin(self) -> None:
         """What comes before the first tile."""
-
-    def _first(self) -> AbstractContextManager[None]:
-        """What holds the lines of the first alone."""
-        return nullcontext()
 
     def _hold_weight(self) -> None:
         """Copies the weight of the program's features, once for all of its tiles."""
@@ -91,7 +78,10 @@ class Copying:
         )
         taps = self.geometry.taps // lines
         parts = range(0, ceil_div(self.geometry.channels, knobs.depth) * knobs.depth, knobs.depth)
-        for place, (tap, channel, line) in enumerate(product(range(taps), parts, range(lines))):
+        pairs = product(range(taps), parts)
+        if self.by_channels:
+            pairs = ((tap, channel) for channel, tap in product(parts, range(taps)))
+        for place, ((tap, channel), line) in enumerate(product(pairs, range(lines))):
             where = self._weight_at(Index("row"), line * taps + tap, channel)
             text.line(f"tma.async_load({self.weight}, {where}, held, weight_ring.index({place}))")
 
@@ -102,6 +92,7 @@ class Copying:
     def _loops(self, loops: ExitStack) -> tuple[list[Index], Index]:
         """Opens the loops over taps and channels; coordinates in src, and the tap's number."""
         where, tap = [], as_index(0)
+        outer = self._channel_loop(loops) if self.by_channels else None
         for place, axis in enumerate(self.geometry.axes):
             first = Index(axis.letter) * axis.step - axis.low
             if axis.taps > 1 and not (self.knobs.reaching and place == 0):
@@ -109,7 +100,7 @@ class Copying:
                 loops.enter_context(self.text.block(f"for {own} in range({axis.taps})"))
                 first, tap = first + own * axis.dilation, tap * axis.taps + own
             where.append(first)
-        return [*where, self._channel_loop(loops)], tap
+        return [*where, outer or self._channel_loop(loops)], tap
 
     def _channel_loop(self, loops: ExitStack) -> Index:
         depth, channels = self.knobs.depth, self.geometry.channels
@@ -168,42 +159,25 @@ class Copying:
 
 
 class Gathering(Copying):
-    """Writes what groups of warps run where src passes registers: loads of src, and copies of the weight.
+    """Writes what a group of warps runs where src passes registers: loads of src, and copies of the weight.
 
-    They take stages in turn, each always the same ones: while one waits for its loads, another stores.
-    Neighbouring threads load neighbours in memory. Each has as many channels of a position side by side as
-    one store takes. src is rounded to TF32: a tensor core cuts the other bits, so that all sums were too
-    small.
+    Loads are on their way before their stage is free, as many as registers hold. Neighbouring threads load
+    neighbours in memory. Each has as many channels of a position side by side as one store takes. src is
+    rounded to TF32: a tensor core cuts the other bits, so that all sums were too small. What is read for a
+    tap is in the first cache for the next one.
     """
 
-    warps = 4
+    warps, by_channels = 4, True
 
     @property
     def registers(self) -> tuple[int, int]:
         """Of a thread of a group but the first, and of these warps."""
-        return LOADING[self.knobs.groups, prod(self.schedule.sum_shape) > 128 * 64]
-
-    def calls(self) -> list[str]:
-        """Each is told which of them it is."""
-        return [", ".join([*self.names, str(which)]) for which in range(self.schedule.loaders)]
-
-    @property
-    def parameters(self) -> list[str]:
-        """And the function has a name for it."""
-        return [*self.names, "which: gl.constexpr"]
-
-    def _turn(self) -> AbstractContextManager[None]:
-        if self.schedule.loaders == 1:
-            return nullcontext()
-        return self.text.block(f"if stage % {self.schedule.loaders} == which")
+        return self.schedule.registers
 
     @property
     def arrivals(self) -> int:
         """The warps' own, and that of the weight's bytes."""
         return 1 if self.knobs.resident else 2
-
-    def _first(self) -> AbstractContextManager[None]:
-        return nullcontext() if self.schedule.loaders == 1 else self.text.block("if which == 0")
 
     def begin(self) -> None:
         """How boxes of src lie over the threads."""
@@ -241,20 +215,19 @@ class Gathering(Copying):
         held = [
             sum(prod(box) for _, box in self._boxes[: place + 1]) * self.knobs.depth for place, _ in boxes
         ]
-        most = (self.registers[1] - KEPT_REGISTERS) * 32 * self.warps
-        with self._turn():
-            early = [each for each, elements in zip(boxes, held, strict=True) if elements <= most]
-            for place, (begin, box) in early:  # on their way before the stage is free
+        most = self.schedule.held_loads * 32 * self.warps
+        early = [each for each, elements in zip(boxes, held, strict=True) if elements <= most]
+        for place, (begin, box) in early:
+            self._load(place, where, begin, box)
+        self._wait()
+        if not self.knobs.resident:
+            self._expect(0)
+            self._copy_weight(tap)
+        for place, (begin, box) in boxes:
+            if place >= len(early):
                 self._load(place, where, begin, box)
-            self._wait()
-            if not self.knobs.resident:
-                self._expect(0)
-                self._copy_weight(tap)
-            for place, (begin, box) in boxes:
-                if place >= len(early):
-                    self._load(place, where, begin, box)
-                self._store(place, begin, box)
-            self.text.line("fence_async_shared()", "mbarrier.arrive(ready)")
+            self._store(place, begin, box)
+        self.text.line("fence_async_shared()", "mbarrier.arrive(ready)")
         advance(self.text, self.knobs.stages)
 
     def _load(self, number: int, where: list[Index], begin: int, box: tuple[int, ...]) -> None:

@@ -40,6 +40,20 @@ class Finishing:
         # By the first feature of a part: the name of its features, and what depends on them alone.
         self._early: dict[str, tuple[Index, Known]] = {}
 
+    def layouts(self) -> dict[str, str]:
+        """By name, how a part lies over the threads: as products leave it, and to be scattered."""
+        found = {"layout": accumulator(self.schedule.part_width, self.schedule.itemsize)}
+        return found | ({"lying": self._lying} if self.geometry.scatters else {})
+
+    @property
+    def _lying(self) -> str:
+        """Neighbouring threads store neighbouring positions."""
+        down = min(4, max(1, prod(self.schedule.part) // 32))
+        shapes, order = ["[1, 1]", "[32, 1]", f"[{down}, {4 // down}]"], "[0, 1]"
+        if self.knobs.swapped:
+            shapes, order = ["[1, 1]", "[1, 32]", f"[{4 // down}, {down}]"], "[1, 0]"
+        return f"gl.BlockedLayout({', '.join(shapes)}, {order})"
+
     # ---- before the sum
 
     def begin(self) -> None:
@@ -79,9 +93,9 @@ class Finishing:
         features = self._vector(self.schedule.part_columns, self._axis)
         return self.text.index(self.text.name("column"), self._first_feature(part) + features)
 
-    def _vector(self, count: int, lacking: int) -> Index:
+    def _vector(self, count: int, lacking: int, layout: str = "layout") -> Index:
         """The numbers from 0 to `count`, along the axis of a part that is not `lacking`."""
-        layout = f"gl.SliceLayout({lacking}, layout)"
+        layout = f"gl.SliceLayout({lacking}, {layout})"
         return Index(f"gl.arange(0, {count}, layout={layout})", 0, count - 1, is_vector=True)
 
     @property
@@ -169,12 +183,11 @@ class Finishing:
             known: what is known of them.
         """
         lying = replace(self._place(at, column), held=self._read(place), known=known)
-        made = self._met(totals, column)
+        made = self.epilogue.apply(self._met(totals, column), lying)
         if self.geometry.scatters:
-            self.epilogue.store(made, lying)
+            self._scatter(self.epilogue.stored(made), at)
             return
-        outputs = self.epilogue.outputs(self.epilogue.apply(made, lying))
-        for place_of, (tensor, value) in enumerate(outputs.items()):
+        for place_of, (tensor, value) in enumerate(self.epilogue.outputs(made).items()):
             if place_of:
                 self.text.line("slot ^= 1")
             self.text.line(
@@ -184,6 +197,21 @@ class Finishing:
                 "fence_async_shared()",
                 f"tma.async_store({tensor}, [{_listed(at)}], dst_tiles.index(slot))",
             )
+
+    def _scatter(self, made: str, at: list[Index]) -> None:
+        """Stores a part, in long runs of memory."""
+        text, schedule = self.text, self.schedule
+        features = self._vector(schedule.part_columns, self._axis, "lying")
+        column = text.index("feature_to", self._reaching(at[-1]) + features)
+        row = text.index("row_to", self._vector(prod(schedule.part), 1 - self._axis, "lying"))
+        element, _, mask = self._positions(row, at, column)
+        mask = text.mask("mask_to", mask & self._has_channel(column))
+        if self.geometry.residues == 1:  # offsets that the threads' registers differ by are numbers
+            first, more = self._reaching(at[-1]), features
+        else:
+            first, more = as_index(0), self._channel(column)
+        pointers = f"dst + {(element + first * self._step).atom} + {(more * self._step).at(self._along).atom}"
+        text.line(f"gl.store({pointers}, gl.convert_layout({made}, lying){mask.guard('')})")
 
     def _as_sum(self, tile: str) -> str:
         """A part of dst in shared memory, as the products' rows and columns."""
@@ -252,7 +280,8 @@ class Finishing:
         channel, has_channel = self._channel(column).at(self._along), self._has_channel(column)
         has_inside = any(operand.is_inside for operand in self.epilogue.operands)
         scattered = any(operand.is_scattered for operand in self.epilogue.operands)
-        counts = self.epilogue.counts or scattered or self.geometry.scatters
+        in_place = self.geometry.scatters and any(not operand.packed for operand in self.epilogue.operands)
+        counts = self.epilogue.counts or scattered or in_place
         if not (has_inside or counts):
             return Place("", str(channel), "", "", str(has_channel))
         row = text.index("row", self._vector(prod(schedule.part), 1 - self._axis))

@@ -19,6 +19,7 @@ from fuseplan.system.locks import cached_property
 
 PART = 64
 PART_TILES = 2  # of dst in shared memory: one is written while the one before it is copied out
+SCATTER_BYTES = 2048  # more than the compiler takes where a group's threads exchange a part of dst
 BARRIER_BYTES = 1024  # more than the barriers of any choice take
 IMPORTS = (
     "import triton.language as tl",
@@ -36,10 +37,9 @@ IMPORTS = (
 # rest of the 512 that one thread of each has together (256 where two programs share a processor). With one
 # group and 24, Triton 3.6 asks for more registers where it should give some back, and the launch fails.
 REGISTERS = {1: (0, 32), 2: (240, 24), 3: (160, 24)}
-# Where src passes registers: how many groups of four warps load it, and the registers of a thread, by the
-# groups that multiply and whether these have 128 sums in a thread.
-LOADERS = {1: 1, 2: 2, 3: 1}
-LOADING = {(1, False): (0, 88), (2, False): (152, 104), (2, True): (184, 72), (3, False): (136, 104)}
+# Where src passes registers, a thread has as many as any: ptxas gives none more than a launch begins with.
+LOADING = {1: (128, 128), 2: (168, 168), 3: (128, 128)}
+KEPT_REGISTERS = 40  # of a thread that loads, besides what it has loaded
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,6 @@ class Schedule:
         takes_turns: whether each group has tiles of its own.
         letters: the axes of the rows.
         is_open, given: whether a launch says how many rows there are; what every function is given of it.
-        loaders: warps that copy, or groups of warps that load, and take turns.
         lines: taps along the first axis for which one copy of src serves: one, unless it reaches.
         span: lines of src in such a copy.
         reach, more: those besides the first tap's; how many are copied at a time: boxes are powers of two.
@@ -101,7 +100,6 @@ class Schedule:
         self.letters = tuple(axis.letter for axis in geometry.axes)
         self.is_open = self.kernel.open_axis is not None
         self.given = ["extent"] if self.is_open else []
-        self.loaders = LOADERS[knobs.groups] if self.geometry.gathers else 1
         self.lines = self.geometry.axes[0].taps if knobs.reaching else 1
         self.reach = geometry.axes[0].reach if knobs.reaching else 0
         self.more, self.span = self.reach & -self.reach, knobs.box[0] + self.reach
@@ -124,6 +122,16 @@ class Schedule:
         self.weight_bytes = knobs.columns * knobs.depth * self.itemsize
         self.src_bytes = self.span * prod(knobs.box[1:]) * knobs.depth * self.itemsize
         self.stage_bytes = self.src_bytes + (0 if knobs.resident else self.lines * self.weight_bytes)
+
+    @property
+    def registers(self) -> tuple[int, int]:
+        """Where warps load src: registers of a thread of a group but the first, and of theirs."""
+        return LOADING[self.knobs.groups]
+
+    @property
+    def held_loads(self) -> int:
+        """Elements of src that a thread has room for."""
+        return self.registers[1] - KEPT_REGISTERS
 
     def grid(self, processors: int) -> int:
         """Programs: as many as run at a time, or fewer where there are fewer tiles, if that is known."""
@@ -179,10 +187,10 @@ class Schedule:
         """Bytes of shared memory that a program takes."""
         knobs = self.knobs
         held = self.blocks * self.lines * self.weight_bytes if knobs.resident else 0
-        tiles = 0 if self.geometry.scatters else PART_TILES * prod(self.part) * self.part_columns
+        tiles = PART_TILES * prod(self.part) * self.part_columns
         tiles += len(self.copied) * prod(self.own) * self.own_columns
-        tiles *= knobs.groups * self.itemsize
-        return self.stage_bytes * knobs.stages + held + tiles + BARRIER_BYTES
+        each = SCATTER_BYTES if self.geometry.scatters else tiles * self.itemsize
+        return self.stage_bytes * knobs.stages + held + knobs.groups * each + BARRIER_BYTES
 
     def tensors(self, tail: tuple[Slot, ...]) -> tuple[Slot, ...]:
         """The kernel's tensors; `tail` are the epilogue's."""
@@ -278,7 +286,7 @@ def ring(text: Text, name: str, mapped: str, count: int) -> None:
 def specialized(
     text: Text,
     given: Sequence[str],
-    *copying: str,
+    copying: str,
     warps: int = 1,
     registers: tuple[int, int] | None = None,
 ) -> None:
@@ -287,15 +295,13 @@ def specialized(
     Args:
         text: takes the lines.
         given: the arguments of `consume`, which groups run.
-        *copying: those of `produce`.
+        copying: those of `produce`.
         warps: that run it.
         registers: of a thread of a group but the first, and of those; as `REGISTERS` has them without.
     """
     others = len(given) - 1
     multiplying, left = registers or REGISTERS[len(given)]
-    all_warps = [*[4] * others, *[warps] * len(copying)]
-    counts = [*[multiplying] * others, *[left] * len(copying)]
+    all_warps, counts = [*[4] * others, warps], [*[multiplying] * others, left]
     text.line("gl.warp_specialize(", "    [")
     text.line(*(f"        (consume, ({each}))," for each in given))
-    text.line(*(f"        (produce, ({each}))," for each in copying))
-    text.line("    ],", f"    {all_warps},", f"    {counts},", ")")
+    text.line(f"        (produce, ({copying})),", "    ],", f"    {all_warps},", f"    {counts},", ")")

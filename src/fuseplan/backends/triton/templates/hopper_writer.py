@@ -40,7 +40,7 @@ class HopperWriter(Writer):
         self.element = named(self.kernel.src.dtype, "gl")
         self.tensors = schedule.tensors(self.finishing.slots)
         # two programs share a processor only if the compiler is told to keep to half of its registers
-        threads = 128 * (knobs.groups + schedule.loaders) * knobs.programs
+        threads = 128 * (knobs.groups + 1) * knobs.programs
         limit = (("maxnreg", 65536 // threads // 8 * 8),) if knobs.programs > 1 else ()
         self.options = (("num_warps", 4), *limit)
 
@@ -61,7 +61,7 @@ class HopperWriter(Writer):
         with text.function(f"consume({self._taken()}, group: gl.constexpr)"):
             text.line(
                 f"whole: gl.constexpr = {accumulator(schedule.sum_shape[1], schedule.itemsize)}",
-                f"layout: gl.constexpr = {accumulator(schedule.part_width, schedule.itemsize)}",
+                *(f"{name}: gl.constexpr = {each}" for name, each in self.finishing.layouts().items()),
             )
             if not self.geometry.scatters:
                 text.line("slot = 0")
@@ -180,7 +180,7 @@ class HopperWriter(Writer):
         self._allocate()
         given = [f"{self._taken(f'_{group}')}, {group}" for group in range(self.knobs.groups)]
         copying = self.copying
-        specialized(self.text, given, *copying.calls(), warps=copying.warps, registers=copying.registers)
+        specialized(self.text, given, ", ".join(copying.names), copying.warps, copying.registers)
 
     def _allocate(self) -> None:
         """The ring of tiles, the groups' tiles of dst, and the barriers between the warps."""
