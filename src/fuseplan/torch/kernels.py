@@ -182,7 +182,6 @@ class Kernel:
     Attributes:
         plan: the plan.
         constant: the places, among the tensors besides src, of operands that may be packed.
-        per_call: the places of the others, which each call reads, and their keys.
     """
 
     def __init__(
@@ -196,7 +195,6 @@ class Kernel:
         self._updated = tuple(each.key for each in plan.results if each.updated)
         self._per_call = {place: specs[key] for place, key in enumerate(self._keys) if key in specs}
         self.constant = tuple(place for place, key in enumerate(self._keys) if key not in specs)
-        self.per_call = [(place, self._keys[place]) for place in self._per_call]
         statistics = [each.key for each in plan.operands if isinstance(plan[each.step].op, BatchNorm)]
         self._uncounted = tuple(
             place for place, key in enumerate(self._keys) if key in statistics and key.startswith(UNCOUNTED)
@@ -235,6 +233,16 @@ class Kernel:
         copied += [given[place] for place, each in lain.items() if each.data_ptr() != given[place].data_ptr()]
         further = made.further({self._keys[place]: each for place, each in lain.items()})
         return Bound(further, late, copied, [(given[place], elements) for place, elements in told.items()])
+
+    def packed(self, bound: BoundPlan) -> list[int]:
+        """The places of the operands of which a bound plan has copies, or a CPU may need one elsewhere."""
+        lent = bound.lent if self._queue else ()
+        return [place for place in self.constant if self._keys[place] not in lent]
+
+    def read(self, bound: BoundPlan) -> list[tuple[int, int]]:
+        """The places of the other operands, which it reads where they lie, and their words."""
+        packed = self.packed(bound)
+        return [(place, bound.word_of(key)) for place, key in enumerate(self._keys) if place not in packed]
 
     def held(self, given: Tensors) -> Bindings:
         """The plan with the constant operands bound, as they were packed before where they are the same."""
