@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from fuseplan.bench.markdown import table
 from fuseplan.bench.peers.peer import Peer
-from fuseplan.bench.processes import Process, processes
 from fuseplan.bench.results import OURS
+from fuseplan.bench.runner import Process, processes
 from fuseplan.measure.cases import Case, Cases
 from fuseplan.measure.data import INPUTS, deviation, random_arrays, reference
 from fuseplan.plans.plan import FusionPlan

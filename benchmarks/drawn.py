@@ -20,7 +20,7 @@ from fuseplan.plans.plan import FusionPlan
 
 STEPS = (2, 8, 64)  # a last axis is a multiple of one of them
 ROWS, TRIES = 8, 4
-NAMED = re.compile(r"(?P<suite>[^:]+):(?P<count>\d+):(?P<seed>\d+)")
+NAMED = re.compile(r"(?P<suite>[^:]+):(?P<count>[1-9]\d*):(?P<seed>\d+)")
 
 
 def drawn(cases: Sequence[Case], count: int, seed: int) -> tuple[Case, ...]:

@@ -15,32 +15,32 @@ import torch
 
 from benchmarks.suite import load
 from fuseplan.bench.peers import OURS, known
-from fuseplan.measure.data import random_arrays
-from fuseplan.plans.plan import FusionPlan
+from fuseplan.bench.subject import subject_of
+from fuseplan.measure.cases import Case
 
 COMPILERS = (OURS, "torch.compile", "torch.compile:default")
 
 
-def fill(text: str) -> list[str]:
-    """Prepares a plan in each peer that compiles; the refusals, a line each."""
+def fill(case: Case) -> list[str]:
+    """Prepares a case in each peer that compiles; the refusals, a line each."""
     torch.set_grad_enabled(False)
-    plan, said = FusionPlan.parse(text), []
+    subject, said = subject_of(case), []
     peers = [known(True).by_name[name]() for name in COMPILERS]
-    tensors = random_arrays(plan, 1, device="cuda")
-    for peer in (each for each in peers if each.takes(plan)):
+    tensors = subject.tensors(1, "cuda")
+    for peer in (each for each in peers if each.takes(subject.plan)):
         try:
-            peer.prepare(plan, [tensors]).result()
+            subject.prepared(peer, tensors).result()
         except Exception as why:  # of a library: the run tells it too
-            said.append(f"{peer.name}: {text}: {type(why).__name__}: {str(why)[:200]}")
+            said.append(f"{peer.name}: {case.plan}: {type(why).__name__}: {str(why)[:200]}")
     torch._dynamo.reset()
     return said
 
 
 def filled(suites: Sequence[str], processes: int) -> Iterator[str]:
     """Refusals, as they come."""
-    plans = list(dict.fromkeys(case.plan for name in suites for case in load(name).cases))
+    cases = {(case.plan, case.gradients): case for name in suites for case in load(name).cases}
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        for said in pool.imap_unordered(fill, plans):
+        for said in pool.imap_unordered(fill, cases.values()):
             yield from said
 
 

@@ -2,6 +2,7 @@
 
     python -m benchmarks.models_of_torch --results benchmarks/results
     python -m benchmarks.models_of_torch --device cuda --batch 1 32 --dtype float16
+    python -m benchmarks.models_of_torch --device cuda --batch 1 32 --ieee --only resnet50 mobilenet_v2
     python -m benchmarks.models_of_torch --device cuda ... --compile --share 0/8
 
 The last command fills the caches of the compilers, as one of eight processes.
@@ -129,7 +130,7 @@ def measured(name: str, batch: int, given: argparse.Namespace) -> dict[str, Any]
             calls[peer] = call
         errors = {peer: error(call(), exact) for peer, call in calls.items()}
         row = {
-            "model": name, "batch": batch, "threads": threads, "dtype": str(dtype).removeprefix("torch."),
+            "model": name, "batch": batch, "threads": threads, "dtype": str(dtype).removeprefix("torch."), "ieee": given.ieee,
             "errors": errors,
             "right": {
                 peer: each <= max(2 * errors["torch"], TOLERANCE)
@@ -168,6 +169,9 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", choices=MODELS, default=EIGHT, help="the models")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument(
+        "--ieee", action="store_true", help="no factor of f32 is rounded to TF32, by any library"
+    )
     parser.add_argument("--batch", type=int, nargs="+", default=(1,))
     parser.add_argument("--threads", type=int, default=2, help="on a CPU")
     parser.add_argument("--results", type=Path, help="the folder of models_of_torch.jsonl")
@@ -177,6 +181,8 @@ def main() -> int:
     parser.add_argument("--share", default="0/1", help="this process's number from 0, and how many there are")
     given = parser.parse_args()
     device = torch.device(given.device)
+    if given.ieee:
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     if device.type == "cpu":
         torch.set_num_threads(given.threads)
     mine, processes = map(int, given.share.split("/"))

@@ -125,7 +125,9 @@ def _read(place: Path) -> Suite:
     groups = {case.group for case in written.case}
     for number, case in enumerate(written.case):
         try:
-            FusionPlan.parse(case.plan)
+            plan = FusionPlan.parse(case.plan)
+            if case.gradients:
+                plan.backward(case.gradients.split())
         except PlanError as error:
             raise ValueError(f"case[{number}], {case.name!r}, has no plan in 'plan': {error}") from error
     for aim in written.target:

@@ -22,6 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fuseplan.kernels.emit import Source, TensorMap
+from fuseplan.kernels.packing import Rounded
+from fuseplan.language.dtypes import dtype_of
 
 SECONDS = 10.0
 NUMBERS = ("parameter", "extent")  # slots that hold no pointer
@@ -157,7 +159,7 @@ def _offsets(pointer: Pointer, mask: Any) -> tuple[Any, Any]:
 def _load(pointer: Pointer, mask: Any = None, other: float = 0.0) -> NDArray[Any]:
     offset, held = _offsets(pointer, mask)
     assert (offset[held] < pointer.memory.size).all(), "a load outside of its operand"
-    values = np.where(held, pointer.memory[np.where(held, offset, 0)], np.float32(other))
+    values = np.where(held, pointer.memory[np.where(held, offset, 0)], pointer.memory.dtype.type(other))
     return np.asarray(values).view(Tile)
 
 
@@ -225,7 +227,7 @@ def _warp_specialize(
 
 def _copy_in(told: Mapped, start: Sequence[int], barrier: Shared, into: Shared) -> None:
     told.read([int(index) for index in start], into.data)
-    _barrier(barrier).complete(int(np.prod(told.told.box)) * 2)
+    _barrier(barrier).complete(int(np.prod(told.told.box)) * dtype_of(told.told.dtype).itemsize)
 
 
 def _language() -> ModuleType:
@@ -243,14 +245,22 @@ def _language() -> ModuleType:
         exp=np.exp, exp2=np.exp2, sqrt=np.sqrt, rsqrt=lambda x: 1 / np.sqrt(x),
         maximum=lambda x, y, propagate_nan=None: np.asarray(np.maximum(x, y)).view(Tile),
         minimum=lambda x, y, propagate_nan=None: np.asarray(np.minimum(x, y)).view(Tile),
-        sqrt_rn=np.sqrt, abs=np.abs, log=np.log, allocate_shared_memory=_allocate,
+        sqrt_rn=np.sqrt, div_rn=np.divide, abs=np.abs, log=np.log, allocate_shared_memory=_allocate,
         barrier=lambda: None, warp_specialize=_warp_specialize,
         NVMMADistributedLayout=lambda **_: None, SliceLayout=lambda *_: None,
         NVMMASharedLayout=lambda *_: None, DotOperandLayout=lambda *_: None, erf=_erf,
         BlockedLayout=lambda *_: None, SwizzledSharedLayout=lambda *_: None,
         convert_layout=lambda value, layout, assert_trivial=False: value,
+        inline_asm_elementwise=_rounded,
+        cast=lambda x, dtype: np.asarray(x).astype(dtype).view(Tile),
     )  # fmt: skip
     return gl
+
+
+def _rounded(asm: str, constraints: str, values: Sequence[Tile], *_: Any) -> Tile:
+    """The one instruction that kernels name: rounding to TF32."""
+    assert asm.startswith("cvt.rna.tf32.f32")
+    return Rounded().of(values[0]).view(Tile)
 
 
 def _upper(x: Tile, y: Any) -> Tile:
@@ -297,7 +307,7 @@ def _gluon() -> Iterator[None]:
     gluon, language = ModuleType(PACKAGE), _language()
     gluon.__dict__.update(jit=lambda function: function, language=language)
     plain = ModuleType("triton.language")
-    plain.__dict__.update(PropagateNan=SimpleNamespace(ALL="all"))
+    plain.__dict__.update(PropagateNan=SimpleNamespace(ALL="all"), int64=np.int64)
     names = {
         "triton": ModuleType("triton"),
         "triton.language": plain,

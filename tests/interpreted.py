@@ -30,8 +30,8 @@ from numpy.typing import NDArray
 
 from fuseplan.backends.triton.template import GpuTemplate
 from fuseplan.backends.triton.toolchain import types_of
+from fuseplan.kernels.contracted import KernelTensor
 from fuseplan.kernels.emit import COUNTER_BYTES, Slot, Source
-from fuseplan.kernels.gradients import KernelTensor
 from fuseplan.kernels.kernel import Kernel, Output
 from fuseplan.kernels.lower import lower
 from fuseplan.kernels.match import match

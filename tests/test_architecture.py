@@ -17,6 +17,7 @@ from types import ModuleType
 
 import pytest
 
+from fuseplan.op import Elementwise
 from fuseplan.stores.cache import NO_KERNELS, fingerprint_of
 from fuseplan.system.limits import limits
 
@@ -55,7 +56,7 @@ ENTRANCES = {"__init__", "__main__"}  # the package's own front door may import 
 LINES_A_MODULE = 400
 LINES_A_FUNCTION = 50
 NESTING = 3
-LINES_AN_IMPORT = 14_600  # of the 73,000 that there are; a millisecond is about a hundred
+LINES_AN_IMPORT = 14_350  # of the 73,000 that there are; a millisecond is about a hundred
 EXCESSES_AT_MOST = 0  # lower this when an entry of allowed_excess.toml goes; never raise it
 
 
@@ -197,7 +198,10 @@ def test_budgets_are_kept() -> None:
 
 
 def undocumented(module: ModuleType) -> Iterator[str]:
-    """Public functions, classes and methods without a docstring; a method may have its base's."""
+    """Public functions, classes and methods without a docstring; a method may have its base's.
+
+    An operator's `apply` has none: the class's docstring begins with its formula.
+    """
     own = {
         name: value
         for name, value in vars(module).items()
@@ -208,10 +212,13 @@ def undocumented(module: ModuleType) -> Iterator[str]:
             continue
         if not inspect.getdoc(value):
             yield name
-        for method in vars(value) if inspect.isclass(value) else ():
+        if not inspect.isclass(value):
+            continue
+        for method in vars(value):
             member = getattr(value, method)
             is_told = inspect.isfunction(member) or inspect.ismethod(member) or isinstance(member, property)
-            if is_told and not method.startswith("_") and not inspect.getdoc(member):
+            is_formula = method == "apply" and issubclass(value, Elementwise)
+            if is_told and not (method.startswith("_") or is_formula or inspect.getdoc(member)):
                 yield f"{name}.{method}"
 
 

@@ -3,6 +3,7 @@
 Imported by `triton_server` alone, in a process that has TRITON_INTERPRET=1. What is put right in Triton:
 
 - bf16 is rounded to nearest even and products of it are products (they are of its bit patterns otherwise);
+- f8e4m3 is rounded to nearest even and saturates, as by NVIDIA's instructions (it wraps around otherwise);
 - `tl.dot` with tf32 inputs drops the bits that the hardware drops;
 - loop bounds work with NumPy 2.4 and later;
 - `minimum` and `maximum` that are asked to ignore NaN do;
@@ -25,6 +26,8 @@ import numpy as np
 import triton.language as tl
 from numpy.typing import NDArray
 from triton.runtime import interpreter
+
+from fuseplan.language.dtypes import narrow, widen
 
 Handle = interpreter.TensorHandle
 Builder = interpreter.InterpreterBuilder
@@ -126,6 +129,18 @@ def _cast(original: Callable[..., Any]) -> Callable[..., Any]:
     return cast_impl
 
 
+def _fp_to_fp(original: Callable[..., Any]) -> Callable[..., Any]:
+    def create_fp_to_fp(self: Any, src: Any, dst_type: Any, rounding_mode: Any) -> Any:
+        before, after = src.dtype.scalar, dst_type.scalar
+        if before == tl.float8e4nv:
+            return Handle(widen(src.data, "f8e4m3").astype(np.float32), tl.float32)
+        if after == tl.float8e4nv:
+            return Handle(narrow(src.data.astype(np.float64), "f8e4m3"), after)
+        return original(self, src, dst_type, rounding_mode)
+
+    return create_fp_to_fp
+
+
 def _tf32(array: Array) -> Array:
     kept: Array = (np.ascontiguousarray(array, np.float32).view(np.uint32) & TF32_BITS).view(np.float32)
     return kept
@@ -212,6 +227,7 @@ def install() -> None:
         lambda self, indices: setattr(_place, "indices", indices),
     )
     Builder.cast_impl = _cast(Builder.cast_impl)
+    Builder.create_fp_to_fp = _fp_to_fp(Builder.create_fp_to_fp)
     Builder.create_dot = _dot
     Builder.create_masked_load = _masked_load
     Builder.create_masked_store = _masked_store

@@ -8,6 +8,7 @@ from benchmarks.peers.gpu_fused import (
     CudnnAttention,
     CudnnChannelsLast,
     CudnnFolded,
+    EfficientAttention,
     FlashAttention,
 )
 from benchmarks.peers.ncnn_peer import Ncnn
@@ -22,14 +23,16 @@ ON_CPU = (
     UnfusedOnnxRuntime,
 )  # fmt: skip
 ON_GPU = (
-    *FORMS, FuseplanPlain, Cudnn, CudnnChannelsLast, CudnnFolded, CudnnAttention, FlashAttention, CublasLt,
-    *TORCH[:2], TorchSteps, UnfusedFirst, UnfusedLast, TORCH[2], TorchCompileDefault, TORCH[3],
+    *FORMS, FuseplanPlain, Cudnn, CudnnChannelsLast, CudnnFolded, CudnnAttention, FlashAttention,
+    EfficientAttention, CublasLt, *TORCH[:2], TorchSteps, UnfusedFirst, UnfusedLast, TORCH[2],
+    TorchCompileDefault, TORCH[3],
 )  # fmt: skip
 KNOWN = {
     False: Known(
         by_name(*ON_CPU), ("onnxruntime", "torch", "torch.compile", "ncnn", "openvino"), always=(OURS,)
     ),
     True: Known(
-        by_name(*ON_GPU), (OURS, f"{OURS}:plain", "cudnn", "flash", "cublaslt", "torch", "torch.compile")
+        by_name(*ON_GPU),
+        (OURS, f"{OURS}:plain", "cudnn", "flash", "efficient", "cublaslt", "torch", "torch.compile"),
     ),
 }

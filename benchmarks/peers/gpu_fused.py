@@ -8,7 +8,8 @@ from typing import Any
 
 from fuseplan.bench.peers.peer import Prepared
 from fuseplan.bench.peers.torch_peer import Torch
-from fuseplan.measure.layers import CannotRunError, Layer, convolution_of, plain_layers, running
+from fuseplan.language.attend import Attend
+from fuseplan.measure.layers import CannotRunError, Layer, attended, convolution_of, plain_layers, running
 from fuseplan.measure.spaces import Tensor, Tensors
 from fuseplan.measure.torch_eager import as_taken, of_gpu
 from fuseplan.ops.conv import Conv
@@ -113,6 +114,7 @@ class CudnnAttention(Library):
     """cuDNN's attention, through torch."""
 
     name = "cudnn:attention"
+    backend = "CUDNN_ATTENTION"
     function = "_scaled_dot_product_cudnn_attention"
     fixed: Sequence[Any] = (None, False, 0.0)  # no bias, no logarithms of sums, no dropout
 
@@ -128,6 +130,8 @@ class CudnnAttention(Library):
 
         held, (layer,) = self.held(plan, copies), plain_layers(plan)
         stage_of(layer)  # refuses what torch's attention has not
+        if "bias" in layer.keys or "mask" in layer.keys:
+            raise CannotRunError("attention with a mask is measured in gradients alone")
         function, options = getattr(torch.ops.aten, self.function), sdpa_options(layer)
         given = [held[layer.keys[name]] for name in ("key", "value")]
         how, scale = (*self.fixed, options["is_causal"]), options["scale"]
@@ -137,6 +141,58 @@ class CudnnAttention(Library):
 
         return Prepared(call, call)
 
+    def prepare_backward(self, plan: FusionPlan, wrt: Sequence[str], tensors: Tensors) -> Prepared:
+        """Through autograd, by the kernels of this library alone."""
+        import torch
+
+        (layer,) = plain_layers(plan)
+        held = {key: each.detach().requires_grad_(key in wrt) for key, each in tensors.items()}
+        given = {"src": held["src"]} | {name: held[key] for name, key in layer.keys.items()}
+        with torch.enable_grad():
+            out = self.forward(layer, given)
+        return self._differentiated(out, [held[name] for name in wrt], tensors["grad"])
+
+    def forward(self, layer: Layer, given: Tensors) -> Tensor:
+        """The forward pass of tensors by attention's own names."""
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+        from torch.nn.functional import scaled_dot_product_attention
+
+        from fuseplan.measure.torch_functions import mask_of, sdpa_options
+
+        of, options = attended(layer), sdpa_options(layer)
+        mask = mask_of(layer, given)
+        if of.window:
+            mask, options["is_causal"] = _band(of, given["src"].device), False
+        if of.softcap or of.is_padded or of.offset or (mask is not None and options["is_causal"]):
+            raise CannotRunError(f"{self.name} is not measured with these attributes")
+        key, value = (given[name] for name in ("key", "value"))
+        with sdpa_kernel([getattr(SDPBackend, self.backend)]):
+            how = {"attn_mask": mask, "enable_gqa": of.group > 1, **options}
+            return scaled_dot_product_attention(given["src"], key, value, **how)
+
+
+def _band(of: Attend, device: Any) -> Tensor:
+    """The keys that a query sees by its place, as a mask."""
+    import torch
+
+    apart = torch.arange(of.keys, device=device) - torch.arange(of.queries, device=device)[:, None]
+    return (apart.abs() < of.window) & (apart <= 0 if of.is_causal else apart < of.keys)
+
+
+class EfficientAttention(CudnnAttention):
+    """The memory-efficient attention of torch, which takes masks: its gradients."""
+
+    name = "efficient"
+    backend = "EFFICIENT_ATTENTION"
+
+    def takes(self, plan: FusionPlan) -> bool:
+        """Attention alone, with a bias or a mask."""
+        return super().takes(plan) and len(plan.operands) > len(("key", "value"))
+
+    def prepare(self, plan: FusionPlan, copies: Sequence[Tensors]) -> Prepared:
+        """Refuses: the others are faster."""
+        raise CannotRunError("torch's memory-efficient attention is measured in gradients alone")
+
 
 class FlashAttention(CudnnAttention):
     """FlashAttention 2, through torch."""
@@ -144,6 +200,23 @@ class FlashAttention(CudnnAttention):
     name = "flash"
     function = "_scaled_dot_product_flash_attention"
     fixed = (0.0,)
+
+    def forward(self, layer: Layer, given: Tensors) -> Tensor:
+        """By the operator below torch's, which takes a window."""
+        import torch
+
+        from fuseplan.measure.torch_functions import sdpa_options
+
+        of, options = attended(layer), sdpa_options(layer)
+        if {"bias", "mask", "lengths"} & given.keys() or of.softcap or of.offset:
+            raise CannotRunError("FlashAttention is not measured with these attributes")
+        rows = [given[name].transpose(1, 2) for name in ("src", "key", "value")]
+        reach = of.window - 1 if of.window else None
+        made, *_ = torch.ops.aten._flash_attention_forward(
+            *rows, None, None, of.queries, of.keys, 0.0, options["is_causal"], False, scale=options["scale"],
+            window_size_left=reach, window_size_right=0 if of.is_causal and of.window else reach,
+        )  # fmt: skip
+        return made.transpose(1, 2)
 
 
 class CublasLt(Library):

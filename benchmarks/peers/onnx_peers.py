@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fuseplan.bench.peers.onnx_model import onnx_model
-from fuseplan.bench.peers.onnx_peer import OnnxRuntime
+from fuseplan.bench.peers.onnx_peer import OnnxRuntime, onnx_model
 from fuseplan.bench.peers.peer import Array, Arrays, Peer, Prepared, aligned, only_in
 from fuseplan.measure.clock import rotating
 from fuseplan.measure.layers import layers, plain_layers

@@ -9,7 +9,7 @@ from typing import Any
 
 from docs.pages.docstrings import markdown, parse, prose
 from fuseplan.bench.markdown import table
-from fuseplan.compat.miopen.declaration import declarations
+from fuseplan.compat.miopen.call import declarations
 from fuseplan.compat.miopen.enums import ENUMS
 from fuseplan.compat.miopen_driver import command_of
 from fuseplan.miopen import NAMES

@@ -15,7 +15,7 @@ from fuseplan.kernels.emit import Source
 from fuseplan.kernels.target import Target
 from fuseplan.kernels.template import Accuracy, Traffic
 from fuseplan.language.tensor import TensorSpec
-from fuseplan.plans.notebook import table
+from fuseplan.plans.dot import table
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.system.untraced import untraced
 from fuseplan.tensors.arguments import Arguments

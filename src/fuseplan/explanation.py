@@ -17,7 +17,7 @@ from fuseplan.messages.excerpt import operator_span, underlined
 from fuseplan.messages.folding import WIDTH, fold
 from fuseplan.messages.quantities import bytes_text, count_text, seconds_text
 from fuseplan.ops.normalization import Normalization
-from fuseplan.plans.notebook import preformatted
+from fuseplan.plans.dot import preformatted
 from fuseplan.plans.plan import FusionPlan, as_plan
 from fuseplan.stores.tuned import processor_of
 

@@ -68,11 +68,7 @@ def _default_cache_dir() -> Path:
 
 
 def parse_size(text: str) -> int:
-    """Bytes of `48K`, `2M`, `1G` or `512`.
-
-    Raises:
-        ValueError: it is none of these.
-    """
+    """Bytes of `48K`, `2M`, `1G` or `512`; a ValueError where it is none of these."""
     match = re.fullmatch(r"(\d+)([KMG]?)", text, re.ASCII)
     if not match:
         raise ValueError(f"not a size: {text!r}")
@@ -130,11 +126,7 @@ VARIABLES = (
 
 
 def settings() -> Settings:
-    """The settings as the environment is now.
-
-    Raises:
-        ArgumentError: a variable's text cannot be read.
-    """
+    """The settings as the environment is now; an ArgumentError where a variable's text cannot be read."""
     return Settings(**{variable.field: _value(variable) for variable in VARIABLES})  # type: ignore[arg-type]
 
 

@@ -304,7 +304,7 @@ def test_gradients_that_are_not_wanted_are_not_computed() -> None:
     ("text", "operator"),
     [
         ("f32[2x6x9x9] -> bias -> max_pool2d(3)", 1),
-        ("f32[2x6x4x4] -> conv_transpose2d(4, kernel=2, stride=2, output_padding=2)", 0),
+        ("f32[2x6x4x4] -> conv_transpose2d(4, kernel=2, stride=2, dilation=3, output_padding=2)", 0),
         ("f32[8x16] -> bias -> cast(i8)", 1),
         ("f32[2x4x5x8, bhsd] -> relu -> attention(bias_axes=ht)", 1),
         ("f32[2x4x5x8, bhsd] -> attention(is_causal=True, nan_unseen=True)", 0),

@@ -21,8 +21,7 @@ from fuseplan.compile import compile as compile_plan
 from fuseplan.errors import Unsupported
 from fuseplan.execution.stages import decide
 from fuseplan.loaded import LoadedPlan
-from fuseplan.measure.checks import checks_of
-from fuseplan.measure.ground import ground_of
+from fuseplan.measure.ground import checks_of, ground_of
 
 
 def build(folder: Path, target: str, plans: Sequence[str]) -> int:

@@ -23,6 +23,13 @@ PLANS = (
     "f16[5x72x19x23, nhwc] -> conv2d(200, kernel=3, stride=2, padding=1) -> bias -> add",
     "bf16[4100x520] -> matmul(1304) -> bias -> gelu(approximate=tanh)",
     "f16[64x512x7x7, nhwc] -> conv2d(2048, kernel=1) -> bias -> relu",
+    "bf16[4100x520] -> linear(2608) -> bias -> glu(silu, gate=first)",
+    "f32[16x8x62x62] -> conv2d(64, kernel=3, precision=tf32) -> bias -> relu",
+    "f32[8x64x30x31] -> conv2d(136, kernel=3, padding=1, precision=tf32) -> batch_norm -> add -> relu",
+    "f32[8x40x31x31, nhwc] -> conv2d(64, kernel=3, stride=2, padding=1, precision=tf32) -> bias -> add",
+    "f32[4x64x33x40] -> conv_transpose2d(64, kernel=4, stride=2, padding=1, precision=tf32) -> bias",
+    "f32[2x3x17x33x32] -> conv3d(24, kernel=3, precision=tf32) -> bias",
+    "f32[1000x520] -> matmul(1304, precision=tf32) -> bias",
 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from fuseplan.execution.run import BoundPlan
 from fuseplan.graph.find import find
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.session import Session
@@ -179,3 +180,13 @@ def test_masks_that_hide_all_or_differ_between_heads_stay() -> None:
     assert masked(heads) == ["attention(keys=7, mask_axes=hst)"]
     for hidden in (np.tri(5, 7, -1, dtype=bool), np.tri(5, 7, 4, dtype=bool) & ~np.tri(5, 7, 3, dtype=bool)):
         assert masked(hidden) == ["attention(keys=7, mask_axes=st)"]
+
+
+def test_a_rotations_constants_are_given_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    angles = {name: np.random.default_rng(0).random((1, 1, 5, 8), np.float32) for name in ("cos", "sin")}
+    text = ROTATED.replace("input cos", "constant cos").replace("input sin", "constant sin")
+    graph = graph_of(text, **angles)
+    session, given = Session(find(graph, threads=1)), random_inputs(graph)
+    assert [str(each.plan) for each in session.compiled if "rotary" in str(each.plan)]
+    monkeypatch.delattr(BoundPlan, "__call__")  # launches are bound
+    np.testing.assert_allclose(session(given)["y"], graph.evaluate(given)["y"], rtol=1e-5, atol=1e-6)

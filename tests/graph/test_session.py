@@ -16,7 +16,7 @@ from fuseplan.graph.memory import Buffer, plan
 from fuseplan.graph.place import Call, Compute, Copy, Launch
 from fuseplan.graph.schedule import Unit, schedule
 from fuseplan.graph.session import Session
-from fuseplan.reports.runs import report_of
+from fuseplan.reports.books import report_of
 from fuseplan.tensors.arrays import aligned_copy
 from graphs import graph_of, random_inputs
 

@@ -111,6 +111,28 @@ def test_a_plan_with_a_number_that_is_open_is_left_to_torch() -> None:
     torch.testing.assert_close(made(wide), module(wide))
 
 
+class Rows(nn.Module):  # type: ignore[misc]
+    """A product of rows that a view joins with the heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+
+    def forward(self, heads: torch.Tensor) -> torch.Tensor:
+        batch, length, *_ = heads.shape
+        return self.linear(heads.reshape(batch * length, 16)).view(batch, length, 16).relu()
+
+
+@pytest.mark.parametrize(("axes", "sites"), [((0,), 1), ((1,), 1), ((0, 1), 0)])
+def test_joined_rows_are_read_with_one_open_axis(axes: tuple[int, ...], sites: int) -> None:
+    module, dims = Rows().eval(), {axis: Dim(f"extent{axis}") for axis in axes}
+    made = fused.fuse(module, torch.randn(3, 5, 2, 8), dynamic_shapes={"heads": dims})
+    assert sum(" -> linear" in str(site.plan) for site in made.fusion.cut.sites) == sites
+    other = torch.randn(*(7 if axis in axes else (3, 5)[axis] for axis in (0, 1)), 2, 8)
+    with torch.no_grad():
+        assert (made(other) - module(other)).abs().max() < 1e-5
+
+
 def test_torch_compile_leaves_extents_open(built: list[str]) -> None:
     torch._dynamo.reset()
     module = Model().eval()
@@ -122,3 +144,27 @@ def test_torch_compile_leaves_extents_open(built: list[str]) -> None:
     assert [text for text in built if "conv2d" in text] == [
         "f32[*x3x6x6, nhwc] -> conv2d(8, kernel=3) -> bias -> relu"
     ]
+
+
+class Scaled(nn.Module):  # type: ignore[misc]
+    """A product of rows, each times a number that has an axis of extent 1 besides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 24)
+
+    def forward(self, rows: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return F.relu(self.linear(rows) * scale)
+
+
+def test_an_operand_of_other_extents_may_have_an_open_one(built: list[str]) -> None:
+    torch.manual_seed(0)
+    module, batch = Scaled(), Dim("batch", max=64)
+    rows, scale = torch.randn(4, 5, 16), torch.randn(4, 5, 1)
+    made = fused.fuse(module, rows, scale, dynamic_shapes={"rows": {0: batch}, "scale": {0: batch}})
+    for extent in (3, 7):
+        rows, scale = torch.randn(extent, 5, 16), torch.randn(extent, 5, 1)
+        with torch.no_grad():
+            torch.testing.assert_close(made(rows, scale), module(rows, scale))
+    assert len(built) == 1
+    assert "linear(24) -> bias -> mul_along" in built[0]

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from fuseplan import miopen
-from fuseplan.compat.miopen.call import Object
+from fuseplan.compat.miopen.call import Object, declarations
 from fuseplan.compat.miopen.call import function as made
-from fuseplan.compat.miopen.declaration import declarations
 from fuseplan.compat.miopen.functions import CALLS, CALLS_BY_NAME, CHECK_OF_TYPE, FUNCTIONS
 from fuseplan.compat.miopen.kinds import SPELLED
 from fuseplan.miopen import Ref

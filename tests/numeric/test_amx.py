@@ -44,6 +44,7 @@ MATRICES = (
 )
 PLANS = (
     "bf16[37x50] -> matmul(70, transposed=True) -> bias -> glu(silu)",
+    "bf16[37x50] -> linear(2) -> glu",
     "bf16[40x64] -> linear(70) -> bias -> save(kept) -> gelu -> add",
     "bf16[300x1000] -> linear(100) -> bias -> cast(f32)",
     "i8[40x300] -> linear(70) -> dequantize(per=row) -> bias -> relu",

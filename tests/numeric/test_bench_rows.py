@@ -72,6 +72,7 @@ def test_torch_computes_rows(text: str) -> None:
         "f32[6x9] -> cross_entropy_backward(label_smoothing=0.1)",
         "f32[2x3x9] -> softmax((1, 2))",
         "f32[6x9] -> quantize(i8, zero_points=True)",
+        "f32[6x8] -> identity",
         "f32[6x8] -> glu(softplus)",
         "f32[6x8] -> glu_backward(relu, interleaved=True)",
         "f32[2x6x3x3] -> glu(axis=c, interleaved=True)",

@@ -18,15 +18,14 @@ from fuseplan.bench.display import Display
 from fuseplan.bench.options import Options
 from fuseplan.bench.peers import known
 from fuseplan.bench.peers.peer import Peer, Prepared
-from fuseplan.bench.processes import Process
+from fuseplan.bench.runner import Process
 from fuseplan.cli.screen import display
 from fuseplan.errors import ArgumentError
 from fuseplan.measure import ground, peaks
 from fuseplan.measure.cases import Case
-from fuseplan.measure.data import INPUTS, deviation, evaluated, random_arrays, reference
-from fuseplan.measure.edges import NEAR
+from fuseplan.measure.data import INPUTS, NEAR, deviation, evaluated, random_arrays, reference
 from fuseplan.measure.layers import CannotRunError
-from fuseplan.measure.torch_training import before_relu
+from fuseplan.measure.torch_eager import before_relu
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.tuning.unfused import OneAtATime
 

@@ -12,7 +12,7 @@ from fuseplan.backends.triton.templates.pointwise import GpuPointwise
 from fuseplan.backends.triton.toolchain import types_of
 from fuseplan.kernels.lower import lower
 from fuseplan.kernels.match import match
-from fuseplan.kernels.target import parse_target
+from fuseplan.kernels.target import Target, parse_target
 from fuseplan.language.dtypes import CONVERTED, dtype_of, narrow, widen
 from fuseplan.ops.conversion import CONVERSIONS
 from fuseplan.plans.plan import FusionPlan
@@ -20,15 +20,16 @@ from interpreted import assert_interpreted, interpret
 
 TARGET = parse_target("triton:sm_90")
 SAMPLES = [str(FusionPlan(tensor, op)) for kind in CONVERSIONS for tensor, op in kind.samples()]
+OLDER = parse_target("triton:sm_80")  # without instructions for fp8
 COMPUTE = ("f32", "f64")
 
 
-def converted(x: NDArray[Any], before: str, after: str) -> NDArray[Any]:
+def converted(x: NDArray[Any], before: str, after: str, target: Target = TARGET) -> NDArray[Any]:
     """The elements as a kernel of one cast stores them."""
     kernel = lower(match(FusionPlan.parse(f"{before}[1x{x.size}] -> cast({after})")))
     template = GpuPointwise("flat", 1, 4096, 0, 4)
     with np.errstate(invalid="ignore"):  # of NaN that signal
-        return interpret(template, kernel, TARGET, {"src": x.reshape(1, -1)}).reshape(-1)
+        return interpret(template, kernel, target, {"src": x.reshape(1, -1)}).reshape(-1)
 
 
 @pytest.mark.parametrize("plan", SAMPLES)
@@ -51,6 +52,17 @@ def test_every_element_is_widened_exactly(dtype: str, compute: str) -> None:
     codes = every_code(dtype_of(dtype))
     want = exact_codes(dtype_of(dtype)).astype(dtype_of(compute).array)
     np.testing.assert_array_equal(converted(codes, dtype, compute), want)
+
+
+@pytest.mark.parametrize("compute", COMPUTE)
+def test_bits_make_the_same_fp8_as_instructions(compute: str) -> None:
+    with np.errstate(over="ignore"):
+        x = floats(dtype_of("f8e4m3")).astype(dtype_of(compute).array)
+    got, want = (widen(converted(x, compute, "f8e4m3", target), "f8e4m3") for target in (OLDER, TARGET))
+    np.testing.assert_array_equal(got, want)
+    codes = every_code(dtype_of("f8e4m3"))
+    got, want = (converted(codes, "f8e4m3", compute, target) for target in (OLDER, TARGET))
+    np.testing.assert_array_equal(got, want)
 
 
 @pytest.mark.parametrize("tensor", ["3x37", "2x13x9x11, nhwc", "2x5x3x7, strides=500:100:10:1"])

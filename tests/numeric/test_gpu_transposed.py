@@ -28,7 +28,7 @@ SHAPES = (
     ("1x20x7x6", "conv_transpose2d(8, kernel=3, stride=(4, 2), dilation=(2, 3), padding=2)"),
     ("2x12x5x4", "conv_transpose2d(18, kernel=3, stride=2, padding=1, groups=3)"),
     ("2x19x5x4", "conv_transpose2d(38, kernel=3, stride=2, padding=1, groups=19)"),
-    ("1x6x4x5", "conv_transpose2d(6, kernel=2, stride=(3, 1), padding=((0, 1), (3, 2)), output_padding=4)"),
+    ("1x6x4x7", "conv_transpose2d(6, kernel=2, stride=(3, 1), padding=((0, 1), 3), output_padding=(2, 0))"),
     ("2x3x20", "conv_transpose1d(7, kernel=9, stride=3, padding=4)"),
     ("2x17x10", "conv_transpose1d(16, kernel=6, stride=3, padding=((1, 3),), output_padding=1)"),
     ("3x20x1x1", "conv_transpose2d(17, kernel=4)"),

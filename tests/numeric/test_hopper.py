@@ -17,7 +17,7 @@ from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.lower import lower
 from fuseplan.kernels.match import match
 from fuseplan.kernels.target import Target, parse_target
-from fuseplan.messages.reasons import first_refusal
+from fuseplan.messages.reasons import Reason, first_refusal
 from fuseplan.plans.plan import FusionPlan
 from interpreted import in_kernel_order
 
@@ -38,12 +38,30 @@ PLANS = (
     "f16[3x8x33, nwc] -> conv1d(16, kernel=5, padding=2, stride=2) -> bias -> leaky_relu",
     "f16[2x8x5x6x7, ndhwc] -> conv3d(16, kernel=3, padding=1) -> bias -> batch_norm(per_activation)",
     "f16[2x16x6x6, strides=1152:1:192:32] -> conv2d(16, kernel=1) -> bias -> relu",
+    "f16[70x40] -> linear(144) -> glu(silu, gate=first)",
+    "bf16[200x64] -> linear(272) -> bias -> glu(gelu, gate=first, interleaved=True) -> mul_along((0,))",
+    "f16[2x16x9x7, nhwc] -> conv2d(48, kernel=3, padding=1) -> batch_norm -> glu(axis=c) -> add -> relu",
+    "f32[70x40] -> matmul(72, precision=tf32) -> bias -> relu",
+    "f32[3x40x16] -> matmul(24, batched=True, precision=tf32) -> bias",
+    "f32[2x13x9x7, nhwc] -> conv2d(40, kernel=3, padding=1, precision=tf32) -> bias -> batch_norm -> add",
+    "f32[2x24x9x37] -> conv2d(41, kernel=3, precision=tf32) -> bias -> batch_norm(per_activation) -> add",
+    "f32[2x3x21x18] -> conv2d(16, kernel=(3, 2), stride=(2, 3), padding=2, dilation=(2, 1), precision=tf32)",
+    "f32[1x64x8x8] -> conv2d(64, kernel=1, precision=tf32) -> add -> relu",
+    "f32[2x12x29x37] -> conv_transpose2d(20, kernel=4, stride=2, padding=1, precision=tf32) -> bias -> add",
+    "f32[1x8x31x50] -> conv_transpose2d(12, kernel=(2, 6), stride=(2, 3), precision=tf32)"
+    " -> batch_norm(per_activation)",
+    "f32[2x9x8x11] -> conv_transpose2d(40, kernel=3, padding=1, precision=tf32) -> bias",
+    "f32[2x64x8x8] -> conv2d(64, kernel=3, padding=1, groups=2, precision=tf32) -> bias -> relu",
+    "f32[3x8x33] -> conv1d(16, kernel=5, padding=2, precision=tf32) -> elementwise('x * index(c)')",
+    "f32[2x8x5x6x7] -> conv3d(16, kernel=3, padding=1, precision=tf32) -> bias -> batch_norm(per_activation)",
 )
 
 OPEN = (
     "f16[*x40] -> matmul(136) -> bias -> relu",
     "bf16[*x24x9x7, nhwc] -> conv2d(40, kernel=3, padding=1) -> bias -> batch_norm -> add -> relu",
     "f16[*x16x5x6, nhwc] -> conv2d(16, kernel=3, padding=1, groups=2) -> batch_norm(per_activation)",
+    "bf16[*x40] -> linear(400) -> bias -> glu(silu, gate=first)",
+    "f32[*x6x9x17] -> conv2d(20, kernel=3, padding=1, precision=tf32) -> bias -> add",
 )
 
 
@@ -118,7 +136,10 @@ def emulated(
         elif not kernel.operand(slot.key).packed:
             memories.append(stored(arrays[slot.key], kernel.dst.element_strides))
         else:
-            packed = choice.packing(kernel, target, kernel.operand(slot.key)).of(arrays[slot.key])
+            operand = kernel.operand(slot.key)
+            packing = choice.packing(kernel, target, operand)
+            packing = packing.behind(operand.given) if operand.given else packing
+            packed = packing.of(arrays[slot.key])
             memories.append(np.ravel(packed).astype(np.float32))
     gluon_emulator.run(source, memories)
     places = offsets(kernel.dst.shape, kernel.dst.element_strides)
@@ -161,3 +182,10 @@ def test_every_form_computes_the_plan(text: str, target: Target) -> None:
         for key, want in {"": out, **results}.items():
             told, order = f"{choice.text} {key}", plan.output.canonical_order
             np.testing.assert_allclose(made[key], want.transpose(order), rtol=2e-5, atol=2e-5, err_msg=told)
+
+
+def test_factors_are_not_rounded_where_accuracy_is_strict(target: Target) -> None:
+    kernel = lowered("f32[70x40] -> matmul(72, precision=tf32)")
+    refusal = first_refusal(Hopper.limits(kernel, target, "strict"))
+    assert refusal is not None
+    assert refusal.reason is Reason.ACCURACY

@@ -20,7 +20,7 @@ from fuseplan.kernels.match import match
 from fuseplan.kernels.target import parse_target
 from fuseplan.plans.plan import FusionPlan
 from numeric.test_hopper import offsets, stored
-from numeric.test_hopper_attention import GPU, data
+from numeric.test_hopper_attention import GPU, data, hiding
 
 PLANS = (
     "f16[1x2x200x64, bhsd] -> attention_gradient(by=%s)",
@@ -31,6 +31,11 @@ PLANS = (
     "f16[1x2x200x16, bhsd] -> attention_gradient(keys=140, offset=-20, window=30, by=%s)",
     "f16[1x2x200x64, bhsd] -> attention_gradient(softcap=2, window=150, features=24, by=%s) -> bias -> gelu",
     "bf16[1x2x130x16, bhsd] -> attention_gradient(keys=70, scale=-0.2, by=%s)",
+    "f16[2x2x200x64, bhsd] -> attention_gradient(is_padded=True, by=%s)",
+    "bf16[2x4x150x80, bshd of bhsd] -> attention_gradient(is_causal=True, key_heads=2, is_padded=True,"
+    " bias_axes=hst, by=%s)",
+    "f16[2x2x140x128, bhsd] -> attention_gradient(mask_axes=bst, by=%s)",
+    "bf16[1x4x130x32, bhsd] -> attention_gradient(keys=128, key_heads=1, bias_axes=bht, mask_axes=t, by=%s)",
 )
 BOTH = [text % by for text in PLANS for by in ("query", "key")]
 
@@ -41,6 +46,8 @@ def check(choice: HopperAttentionGradient, kernel: Kernel, plan: FusionPlan, arr
     results = {each.key: np.full(prod(each.shape), np.nan, np.float32) for each in kernel.results}
 
     def memory(slot: Slot) -> Any:
+        if slot.key == "lengths":
+            return arrays["lengths"].astype(np.int32)
         if slot.kind == "operand":
             return stored(arrays[slot.key], kernel.operand(slot.key).strides or (1,))
         if slot.kind == "src":
@@ -69,10 +76,12 @@ def test_every_form_computes_the_plan(text: str) -> None:
     assert refusal_of(plan, HopperAttentionGradient, GPU) is None
     kernel = lower(match(plan))
     made = choices(kernel)
-    assert {each.persistent for each in made} == {False, True}
-    assert {each.in_turn for each in made} == ({False, True} if plan.src.shape[-1] > 64 else {False})
+    is_plain = "mask_axes=bst, by=key" in text or "bias_axes=hst, by=key" in text
+    assert {each.persistent for each in made} == ({False} if is_plain else {False, True})
+    has_turns = plan.src.shape[-1] > 64 and not is_plain
+    assert {each.in_turn for each in made} == ({False, True} if has_turns else {False})
     for choice in made:
-        check(choice, kernel, plan, data(plan))
+        check(choice, kernel, plan, hiding(plan))
 
 
 def test_queries_and_keys_without_a_partner_give_zeros() -> None:
@@ -99,8 +108,7 @@ def test_the_longest_tiles_come_first() -> None:
 @pytest.mark.parametrize(
     ("text", "code"),
     [
-        ("f16[1x2x64x64, bhsd] -> attention_gradient(bias_axes=st)", "beside-keys"),
-        ("f16[1x2x64x64, bhsd] -> attention_gradient(is_padded=True, by=key)", "beside-keys"),
+        ("f16[1x2x64x64, bhsd] -> attention_gradient(bias_axes=st) -> add", "beside-keys"),
         ("f16[1x2x64x60, bhsd] -> attention_gradient", "copy-alignment"),
         ("f16[1x2x64x64, bhds of bhsd] -> attention_gradient", "copy-alignment"),
         ("f32[1x2x64x64, bhsd] -> attention_gradient", "not-half"),

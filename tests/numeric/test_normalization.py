@@ -54,7 +54,7 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
         return made
 
     monkeypatch.setattr(fuseplan.tensors.arrays, "aligned_bytes", filled)
-    monkeypatch.setattr(fuseplan.backends.cpu.backend, "aligned_bytes", filled)
+    monkeypatch.setattr(fuseplan.backends.cpu.backend, "lasting_bytes", filled)
 
 
 def plan_of(text: str) -> FusionPlan:

@@ -71,6 +71,8 @@ GATED = (
     "{d}[33x40] -> linear(64) -> glu(silu, gate=first)",
     "{d}[7x13] -> linear(34) -> bias -> glu -> scale -> add",
     "{d}[1x3] -> linear(2) -> glu",
+    "{d}[7x3] -> linear(2) -> glu -> relu",
+    "{d}[2x3x4x5] -> conv2d(2, kernel=3, padding=1) -> bias -> glu(axis=c)",
     "{d}[64x70] -> matmul(514) -> prelu(shared=True) -> glu(relu) -> bias",
     "{d}[2x3x5x7x8, abhsc] -> linear(38) -> glu(interleaved=True)",
     "{d}[2x5x13, bsc] -> scale -> gelu -> linear(46) -> bias -> gelu -> gelu -> glu(gelu, interleaved=True) "

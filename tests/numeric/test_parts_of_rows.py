@@ -27,6 +27,7 @@ PLANS = (
     "[2x7x3x64] -> rms_norm -> glu(silu) -> scale",
     "[2x3x5x38, bhsd] -> rms_norm -> rotary(whole=True)",  # each formula reads one part of a table
     "[2x5x3x22, bshd] -> scale -> rotary(whole=True, batched=True, inverse=True) -> dynamic_quantize(i8)",
+    "[2x4x24] -> layer_norm -> glu(axis=c) -> prelu(shared=True)",  # an operand of one element
 )
 
 
@@ -39,7 +40,7 @@ def test_any_plan_and_dtype(plan: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "plan", [f"bf16{PLANS[0]}", *(f"f32{PLANS[place]}" for place in (1, 2, 4, 5, 7, 9, 10))]
+    "plan", [f"bf16{PLANS[0]}", *(f"f32{PLANS[place]}" for place in (1, 2, 4, 5, 7, 9, 10, 11))]
 )
 def test_a_gpus_text_in_the_interpreter(plan: str) -> None:
     assert_interpreted(plan, GpuReduction, slack=64)

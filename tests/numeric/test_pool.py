@@ -9,10 +9,12 @@ from collections.abc import Iterator
 import pytest
 
 from fuseplan.backends.cpu import toolchain
+from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.ir import Builder
 from fuseplan.backends.cpu.ir_text import I64, PTR, Module
 from fuseplan.backends.cpu.phases import COUNTERS, PHASES
 from fuseplan.backends.cpu.runtime import Pool, pool
+from fuseplan.execution.stages import decide
 from fuseplan.kernels.target import available_processors
 
 TASKS = 1000
@@ -62,6 +64,31 @@ def launch_often(workers: Pool, kernel: int, threads: int, times: int) -> list[i
 @pytest.mark.parametrize("threads", [1, 2, 3, 8])
 def test_each_task_runs_once_a_launch(workers: Pool, kernel: int, threads: int) -> None:
     assert launch_often(workers, kernel, threads, 200) == [200] * TASKS
+
+
+def order_of(thread: int, tasks: int) -> list[int]:
+    """The tasks of a phase as one of two threads takes them, alone: src counts them, and dst lists them."""
+    records = decide("f32[64] -> relu", "cpu", threads=2)
+    frame = Frame(records.choice.template, records.kernel, records.target, workspace=False)
+    b, counted, listed = frame.body, frame.pointer("src"), frame.pointer("dst")
+    with frame.tasks(tasks) as task:
+        place = b.op(I64, f"atomicrmw add ptr {counted.name}, i64 1 monotonic")
+        b.store(task, b.at(listed, place, I64))
+    source = frame.source()
+    entry = toolchain.load_object(toolchain.compile_object(source.text), [source.entry])[source.entry]
+    block, count = (ctypes.c_int64 * (COUNTERS + 2))(), ctypes.c_int64()
+    order = (ctypes.c_int64 * (2 * tasks))(*[-1] * (2 * tasks))
+    block[COUNTERS:] = [ctypes.addressof(count), ctypes.addressof(order)]
+    run = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)(entry)
+    run(ctypes.addressof(block), thread, 2)
+    assert list(order[tasks:]) == [-1] * tasks
+    return list(order[:tasks])
+
+
+@pytest.mark.parametrize("tasks", [1, 10])
+def test_threads_take_tasks_from_the_two_ends(tasks: int) -> None:
+    assert order_of(0, tasks) == [*range(tasks)]
+    assert order_of(1, tasks) == [*reversed(range(tasks))]
 
 
 def test_many_python_threads_may_launch_at_once(workers: Pool, kernel: int) -> None:

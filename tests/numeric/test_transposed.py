@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,11 +18,12 @@ from fuseplan.backends.cpu.templates.direct import Direct
 from fuseplan.backends.cpu.templates.planes import Planes
 from fuseplan.backends.cpu.templates.winograd import Winograd
 from fuseplan.compile import compile as compile_plan
+from fuseplan.errors import PlanError
 from fuseplan.loaded import load
 from fuseplan.measure.data import random_arrays, reference
 from fuseplan.measure.spaces import exact as wide
 from fuseplan.messages.reasons import Reason
-from fuseplan.ops.transposed import TRANSPOSED
+from fuseplan.ops.transposed import TRANSPOSED, ConvTranspose2d
 from fuseplan.plans.plan import FusionPlan
 
 LAYOUTS = {3: ("ncw", "nwc"), 4: ("nchw", "nhwc"), 5: ("ncdhw", "ndhwc")}
@@ -37,7 +40,7 @@ SHAPES = (
     ("1x20x7x6", "conv_transpose2d(8, kernel=3, stride=(4, 2), dilation=(2, 3), padding=2)"),
     ("2x12x5x4", "conv_transpose2d(18, kernel=3, stride=2, padding=1, groups=3)"),
     ("2x19x5x4", "conv_transpose2d(38, kernel=3, stride=2, padding=1, groups=19)"),
-    ("1x6x4x5", "conv_transpose2d(6, kernel=2, stride=(3, 1), padding=((0, 1), (3, 2)), output_padding=4)"),
+    ("1x6x4x7", "conv_transpose2d(6, kernel=2, stride=(3, 1), padding=((0, 1), 3), output_padding=(2, 0))"),
     ("1x9x3x3", "conv_transpose2d(5, kernel=8, stride=8)"),
     ("3x20x1x1", "conv_transpose2d(17, kernel=4)"),
     ("3x20x1x1", "conv_transpose2d(17, kernel=2, stride=2)"),
@@ -134,7 +137,7 @@ def test_any_transposed_convolution(
     last: bool,
 ) -> None:
     out = (extent - 1) * stride + (kernel - 1) * dilation + 1 - sum(padding) + more
-    if out < 1:
+    if out < 1 or more >= max(stride, dilation):
         return
     options: dict[str, Any] = {
         "stride": stride,
@@ -174,3 +177,25 @@ def test_a_file_packs_the_weight_as_the_plan_does(tmp_path: Path) -> None:
     compiled, arrays = compile_plan(plan, "cpu"), random_arrays(plan, 8)
     compiled.save(tmp_path / "plan.fuse")
     np.testing.assert_array_equal(load(tmp_path / "plan.fuse")(**arrays), compiled(**arrays))
+
+
+@pytest.mark.parametrize(
+    ("options", "is_taken"),
+    [
+        ({"stride": 2, "output_padding": 1}, True),
+        ({"dilation": 2, "output_padding": 1}, True),
+        ({"output_padding": 1}, False),
+        ({"stride": 2, "dilation": 2, "output_padding": 2}, False),
+        ({"stride": (3, 1), "dilation": (1, 2), "output_padding": (2, 2)}, False),
+    ],
+)
+def test_the_output_is_longer_by_less_than_stride_or_dilation_as_torchs(
+    options: dict[str, Any], is_taken: bool
+) -> None:
+    src, weight = torch.zeros(1, 2, 4, 5), torch.zeros(2, 3, 2, 2)
+    with nullcontext() if is_taken else pytest.raises(RuntimeError, match="output padding must be smaller"):
+        torch.nn.functional.conv_transpose2d(src, weight, **options)
+    with (
+        nullcontext() if is_taken else pytest.raises(PlanError, match="less than the stride or the dilation")
+    ):
+        ConvTranspose2d(3, kernel=2, **options)

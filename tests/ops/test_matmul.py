@@ -277,6 +277,12 @@ def test_what_torch_does_at_axis_1_is_not_done_at_the_last(text: str) -> None:
     assert "the input is f32[2x3x5, nwc]" in str(caught.value)
 
 
+@pytest.mark.parametrize("text", ["batch_norm", "conv2d(3, kernel=1)"])
+def test_rows_of_a_table_have_their_channels_last(text: str) -> None:
+    with pytest.raises(PlanError, match="reads the channels at axis 1, and here they are axis 3"):
+        FusionPlan.parse(f"i64[2x5x3] -> embedding(9, features=4) -> {text}")
+
+
 @pytest.mark.parametrize(
     "plan",
     [

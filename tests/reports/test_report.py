@@ -258,3 +258,8 @@ def test_measured_times_count_before_the_models() -> None:
     assert [(each.before, each.after) for each in difference(fast, slow).slower] == [(1e-5, 3e-5)]
     assert difference(slow, fast).slower == ()
     assert "0.67 times as fast as torch, error 1.0e-07 of 1.0e-06" in str(slow)
+    failed = replace(
+        own, seconds=None, peer_seconds=None, error=None, said="not measured: MemoryError: told so"
+    )
+    told = str(replace(before, sites=(replace(before.sites[0], measured=failed),)))
+    assert "      not measured: MemoryError: told so\n" in told

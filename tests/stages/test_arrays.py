@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import mmap
 from typing import Any
 
 import ml_dtypes
@@ -13,10 +14,13 @@ from fuseplan.errors import ArgumentError
 from fuseplan.language.dtypes import narrow, widen
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.tensors.arrays import (
+    ALIGNMENT,
+    REGION,
     address_of,
     aligned_copy,
     empty,
     form_of,
+    lasting_bytes,
     overlap,
     view,
 )
@@ -240,6 +244,28 @@ def test_an_aligned_copy_is_aligned() -> None:
         copied = aligned_copy(source)
         assert copied.ctypes.data % 64 == 0
         np.testing.assert_array_equal(copied, source)
+
+
+def test_what_lasts_shares_regions_and_no_bytes() -> None:
+    sizes = (1, 65, REGION // 8, REGION // 4 - 1, REGION // 4, 3, *[REGION // 5] * 6)
+    pieces = [lasting_bytes(size) for size in sizes]
+    for number, piece in enumerate(pieces):
+        piece[...] = number
+    for number, (size, piece) in enumerate(zip(sizes, pieces, strict=True)):
+        assert piece.ctypes.data % ALIGNMENT == 0
+        assert piece.nbytes == size
+        assert (piece == number).all()
+
+
+@pytest.mark.parametrize("told", [OSError, None])
+def test_a_system_may_have_no_huge_pages(told: type[OSError] | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    if told is None:
+        monkeypatch.delattr(mmap, "MADV_HUGEPAGE", raising=False)
+    else:
+        monkeypatch.setattr(mmap, "MADV_HUGEPAGE", -1, raising=False)  # no advice of Linux's
+    piece = lasting_bytes(REGION)
+    piece[...] = 1
+    assert piece.nbytes == REGION
 
 
 def test_an_address_is_numpys_own() -> None:

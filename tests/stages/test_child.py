@@ -15,7 +15,7 @@ import pytest
 import fuseplan
 from benchmarks import compile_time, footprint
 from fuseplan.backends.triton.pool import Worker
-from fuseplan.bench.processes import Process
+from fuseplan.bench.runner import Process
 from fuseplan.system.child import PACKAGE_ROOT, python, python_environment
 from fuseplan.tuning import cases as tuning
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fuseplan.cli.commands import fuseplan
-from fuseplan.compat.miopen.activations import ACTIVATIONS as OF_MIOPEN
+from fuseplan.compat.miopen.operators import ACTIVATIONS as OF_MIOPEN
 from fuseplan.compat.miopen_driver import command_of
 from fuseplan.compat.miopen_driver.cli import driver_command, plan_of
 from fuseplan.compat.miopen_driver.letters import ACTIVATIONS, BY_WORD, LETTERS, MODES, PROBLEMS

@@ -13,10 +13,12 @@ import torch
 
 from benchmarks import recorded, special, suite
 from benchmarks.command import bench
+from benchmarks.peers.gpu_fused import CudnnAttention
 from fuseplan.bench import command, gpu, results
 from fuseplan.bench.display import Display
 from fuseplan.bench.options import Options
 from fuseplan.bench.peers import known
+from fuseplan.bench.peers.ours import Fuseplan
 from fuseplan.bench.peers.peer import Prepared
 from fuseplan.bench.peers.torch_peer import Torch
 from fuseplan.cli.screen import display
@@ -100,13 +102,23 @@ class Extra(Torch):
         return Prepared(prepared.call, prepared.result, {"template": "direct", "added_bytes": 10**6})
 
 
+class Ours(Fuseplan):
+    name = "ours"
+    target = "cpu"
+
+
+class MathAttention(CudnnAttention):
+    name = "math"
+    backend = "MATH"
+
+
 BY_NAME: Any = known(True).by_name
 drawn = partial(random_arrays, device="cpu")
 
 
 @pytest.fixture(autouse=True)
 def _machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for kind in (Wrong, Unwritten, Broken, Refusing, Extra):
+    for kind in (Wrong, Unwritten, Broken, Refusing, Extra, Ours, MathAttention):
         monkeypatch.setitem(BY_NAME, kind.name, kind)
     monkeypatch.setattr(gpu, "needs_gpu", lambda: None)
     monkeypatch.setattr(gpu, "gpu_machine", lambda device: MACHINE)
@@ -114,9 +126,7 @@ def _machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(gpu, "gpu_versions", lambda: {"numpy": "2", "torch": "2"})
     monkeypatch.setattr(gpu, "gpu_peaks", lambda name: PEAKS)
     monkeypatch.setattr(gpu, "GpuClock", Clock)
-    monkeypatch.setattr(
-        gpu, "random_arrays", lambda plan, seed, device: random_arrays(plan, seed, device="cpu")
-    )
+    monkeypatch.setattr(gpu, "DEVICE", "cpu")
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     was = torch.is_grad_enabled()
     yield
@@ -136,8 +146,8 @@ SUITE = suite.Suite(
 )
 
 
-def rows(*peers: str, **more: Any) -> dict[str, results.Row]:
-    (listed,) = gpu.run(SUITE, Options(target="cuda", chosen=peers, **more))
+def rows(*peers: str, of: Case = SUITE.cases[0], **more: Any) -> dict[str, results.Row]:
+    (listed,) = gpu.run(replace(SUITE, cases=(of,)), Options(target="cuda", chosen=peers, **more))
     return {row.peer: row for row in listed}
 
 
@@ -177,6 +187,44 @@ def test_bytes_that_a_comparison_adds_are_seconds_at_the_copy_rate() -> None:
     row = rows("extra")["extra"]
     assert row.added == pytest.approx(1e-6)
     assert row.template == "direct"
+
+
+@pytest.mark.parametrize(
+    ("plan", "wrt"),
+    [
+        ("f32[2x4x20x16, bshd of bhsd] -> attention(key_heads=2, is_causal=True)", "src key value"),
+        ("f32[2x4x20x16, bhsd] -> attention(mask_axes=bt)", "value src"),
+        ("f32[2x4x20x16, bhsd] -> attention(bias_axes=hst)", "src key value"),
+        ("f32[12x20] -> linear(8) -> gelu", "src weight"),
+    ],
+)
+def test_gradients_are_those_of_autograd(plan: str, wrt: str) -> None:
+    found = rows("ours", "torch", "torch.compile", of=Case("a", plan, gradients=wrt))
+    for name in ("ours", "torch"):
+        assert (found[name].median, found[name].refused) == (SECONDS, None)
+        assert (found[name].error or 0) < 1e-6
+    assert found["ours"].nbytes is not None
+    assert found["torch.compile"].refused == "torch.compile is not measured with gradients of plans"
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ("is_causal=True, key_heads=2", None),
+        ("window=5", None),
+        ("is_causal=True, window=5", None),
+        ("mask_axes=bst", None),
+        ("softcap=2.0", "math is not measured with these attributes"),
+    ],
+)
+def test_gradients_of_the_libraries_attention(how: str, why: str | None) -> None:
+    case = Case("a", f"f32[2x4x20x16, bhsd] -> attention({how})", gradients="src key value")
+    assert rows("math", of=case)["math"].refused == why
+
+
+def test_a_mask_is_what_torch_is_given() -> None:
+    plan = "f32[2x2x9x16, bhsd] -> attention(bias_axes=hst, mask_axes=bt, keys=7)"
+    assert rows("torch", of=Case("a", plan))["torch"].median == SECONDS
 
 
 def test_the_hosts_time_where_asked_for() -> None:

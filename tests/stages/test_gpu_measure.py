@@ -21,7 +21,7 @@ from fuseplan.language.tensor import TensorSpec
 from fuseplan.measure import peaks, quiet
 from fuseplan.measure.data import deviation, evaluated, random_arrays, reference
 from fuseplan.measure.peaks import Floor
-from fuseplan.measure.torch_training import training_call
+from fuseplan.measure.torch_eager import training_call
 from fuseplan.ops import OPERATORS
 from fuseplan.plans.plan import FusionPlan
 

@@ -9,10 +9,9 @@ import fuseplan
 from fuseplan.execution.stages import decide
 from fuseplan.kernels.lower import lower
 from fuseplan.kernels.match import match
-from fuseplan.measure.checks import first_wrong
 from fuseplan.measure.clock import HostClock
 from fuseplan.measure.data import evaluated, random_arrays
-from fuseplan.measure.ground import OUT, Ground
+from fuseplan.measure.ground import OUT, Ground, first_wrong
 from fuseplan.plans.plan import FusionPlan
 
 torch = pytest.importorskip("torch")

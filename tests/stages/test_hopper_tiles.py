@@ -32,7 +32,7 @@ def test_boxes_cover_dst_with_few(size: int, rows: int, box: tuple[int, ...]) ->
     geometry = Geometry(kernel)
     best = geometry.boxes(rows)[0]
     assert prod(best) == rows
-    assert prod(geometry.tiles(best, 64)[0]) == prod(geometry.tiles(box, 64)[0]) == 64 * size * size // rows
+    assert prod(geometry.counts(best)) == prod(geometry.counts(box)) == 64 * size * size // rows
 
 
 def test_positions_that_lie_evenly_are_one_axis() -> None:

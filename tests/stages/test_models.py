@@ -73,3 +73,24 @@ def test_a_command_says_that_there_is_no_file(word: str) -> None:
     told = CliRunner().invoke(command, [word, "model.onnx"])
     assert told.exit_code == 2
     assert "model.onnx cannot be read" in told.output
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            ["explain", "f32[2x8] -> relu", "--html", "page.html", "--node", "x"],
+            "--node and --html: of a model alone",
+        ),
+        (["run", "f32[2x8] -> relu", "--shape", "x=1x3"], "--shape: of a model alone"),
+        (["explain", "model.onnx", "--measure"], "--measure: of a plan alone"),
+        (
+            ["explain", "model.onnx", "--node", "x", "--html", "page.html"],
+            "--html: of a whole model's report alone",
+        ),
+        (["run", "model.onnx", "--template", "direct"], "--template: of a plan alone"),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused(words: list[str], told: str) -> None:
+    made = CliRunner().invoke(command, words)
+    assert (made.exit_code, told in made.output) == (2, True), made.output

@@ -13,11 +13,10 @@ from fuseplan.errors import ArgumentError, BuildError, FuseplanError
 from fuseplan.execution.stages import Records, decide
 from fuseplan.kernels.template import Template
 from fuseplan.measure import quiet
-from fuseplan.measure.checks import first_wrong
-from fuseplan.measure.ground import Ground, allowed_deviation, ground_of
+from fuseplan.measure.ground import Ground, allowed_deviation, first_wrong, ground_of
 from fuseplan.measure.stats import Timing
 from fuseplan.plans.plan import FusionPlan
-from fuseplan.tuning.search import Ready, search
+from fuseplan.tuning.tune import Ready, search
 from fuseplan.tuning.verdict import FUSED, UNFUSED, Verdict, judge, recorded
 
 pytestmark = pytest.mark.usefixtures("resting")

@@ -14,7 +14,7 @@ import fuseplan
 from fuseplan.cli.commands import fuseplan as command
 from fuseplan.errors import ArgumentError
 from fuseplan.execution.stages import decide
-from fuseplan.measure import checks, quiet
+from fuseplan.measure import ground, quiet
 from fuseplan.measure.cases import Case
 from fuseplan.measure.data import deviation, random_arrays, reference
 from fuseplan.measure.spaces import empty
@@ -289,7 +289,7 @@ def test_a_run_that_there_is_none_of_is_refused_by_name() -> None:
 
 def test_a_wrong_kernel_gets_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = fuseplan.compile(PLAN, threads=1)
-    monkeypatch.setattr(checks, "allowed_deviation", lambda *_: -1.0)
+    monkeypatch.setattr(ground, "allowed_deviation", lambda *_: -1.0)
     with pytest.raises(ArgumentError, match="wrongly"):
         compiled.verdict()
 

@@ -19,11 +19,7 @@ BACKENDS: tuple[Backend, ...] = (CPU, TRITON, REFERENCE)
 
 
 def backend_of(name: str) -> Backend:
-    """The backend of that name.
-
-    Raises:
-        ArgumentError: there is none.
-    """
+    """The backend of that name; an ArgumentError where there is none."""
     for backend in BACKENDS:
         if backend.name == name:
             return backend

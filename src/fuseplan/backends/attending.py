@@ -21,13 +21,11 @@ class Heads:
     The row at place p meets the others at places more than p - back and less than p + front; 0 is no bound.
 
     Args:
-        made: the attention.
         few: of fewer queries, all heads that read the same keys are rows of one tile.
         by: of a gradient, what it is by: by `key` the rows are keys, and meet the queries of the heads that
             read them; "" for attention.
 
     Attributes:
-        by: as given.
         members: heads whose queries are rows of one tile.
         per_image: groups of such heads.
         groups: of such heads, over all images.

@@ -115,8 +115,8 @@ class Memory(Protocol):
     def maker(self, spec: TensorSpec | Dense) -> Callable[[Any], tuple[Any, int]]:
         """Makes new tensors of the spec, of the kind of a given one, and says where each begins."""
 
-    def packed(self, packing: Packing, buffer: Buffer, *, keep: bool) -> Packed:
-        """An operand as a kernel reads it; a copy of its own if it is to be kept."""
+    def packed(self, packing: Packing, buffer: Buffer, *, keep: bool, lasts: bool = False) -> Packed:
+        """An operand as a kernel reads it; a copy of its own if it is to be kept; calls share what lasts."""
 
     def kept(self, values: NDArray[Any]) -> Packed:
         """A copy of a small array, dense: the kernel's parameters."""

@@ -37,8 +37,8 @@ class HostCopy:
 
     __slots__ = ("address", "array")
 
-    def __init__(self, values: NDArray[Any], *, stays: bool = False) -> None:
-        self.array = values if stays else aligned_copy(values)
+    def __init__(self, values: NDArray[Any], *, stays: bool = False, lasts: bool = False) -> None:
+        self.array = values if stays else aligned_copy(values, lasts=lasts)
         self.address = address_of(self.array)
 
 
@@ -82,13 +82,14 @@ class HostMemory:
 
         return make
 
-    def packed(self, packing: Packing, buffer: Buffer, *, keep: bool) -> HostCopy:
+    def packed(self, packing: Packing, buffer: Buffer, *, keep: bool, lasts: bool = False) -> HostCopy:
         """The operand packed: a copy, unless it may stay where it lies and lies as the kernel reads it."""
         dtype = dtype_of(packing.dtype).array
         is_own = packing.dtype == buffer.dtype
         values = packing.of(buffer.numpy() if is_own else buffer.widened().astype(dtype, copy=False))
         is_there = address_of(values) == buffer.address and buffer.address % ALIGNMENT == 0
-        return HostCopy(values, stays=is_there and values.flags.c_contiguous and not keep)
+        stays = is_there and values.flags.c_contiguous and not keep
+        return HostCopy(values, stays=stays, lasts=lasts)
 
     def kept(self, values: NDArray[Any]) -> HostCopy:
         """The copy."""

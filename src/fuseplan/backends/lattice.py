@@ -108,7 +108,8 @@ class Lattice:
     ) -> tuple[tuple[int, ...], list[Sequence[int]]]:
         """The extents and steps of part 0, where an axis is read or made in parts."""
         at = split.axis
-        held = (dict(zip(each.axes, each.shape, strict=True)) for each in kernel.operands)
+        # An operand of one element has no axes.
+        held = (dict(zip(each.axes, each.shape, strict=bool(each.axes))) for each in kernel.operands)
         along = [kernel.src.shape[at], kernel.dst.shape[at], *(each.get(at, 1) for each in held)]
         along += [each.shape[at] for each in kernel.outputs]
         counts = [split.count(extent) for extent in along] + [1] * (len(steps) - len(along))

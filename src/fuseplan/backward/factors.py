@@ -82,7 +82,6 @@ def factor(step: Step, by: str, at: str, values: dict[str, str]) -> tuple[Piece,
     """The operators that multiply a gradient by the derivative of an elementwise operator.
 
     Args:
-        step: the operator in its plan.
         by: `x`, or the operator's name of an operand.
         at: the value that is the operator's input, where the derivative reads it.
         values: the graph's names of the operator's operands, by the operator's own.

@@ -72,7 +72,7 @@ class CompiledBackward:
     def _run(self, node: Node, given: Sequence[Any]) -> Sequence[Any]:
         """The results of a node."""
         if not isinstance(node.op, Planned):
-            return [_viewed(node.op, given[0])]
+            return [viewed(node.op, given[0])]
         src, *operands = given
         plan = node.op.plan
         keys = [each.key for each in plan.operands]
@@ -86,7 +86,7 @@ class CompiledBackward:
         return tuple(made) if plan.results else (made,)
 
 
-def _viewed(op: Any, tensor: Any) -> Any:
+def viewed(op: Any, tensor: Any) -> Any:
     """A tensor's elements in another order or shape, in its own library."""
     if isinstance(tensor, np.ndarray) or isinstance(op, Slice):
         return op.evaluate([tensor])[0]

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fuseplan.backward import attention, contractions, statistics  # noqa: F401  their rules
+from fuseplan.backward.operators import giving_lse
 from fuseplan.backward.run import CompiledBackward
 from fuseplan.backward.walk import RECOMPUTES, Walk, gradient_of
 from fuseplan.errors import PlanError, Unsupported, did_you_mean
@@ -143,7 +143,7 @@ def backward(plan: FusionPlan, wrt: Collection[str] | None = None, results: Coll
     """The gradients of a plan; `FusionPlan.backward` tells the arguments and errors."""
     wanted = list(wrt if wrt is not None else _differentiable(plan))
     _check(plan, wanted, results)
-    told, plan = str(plan), attention.giving_lse(plan, Walk(plan, wanted, results))
+    told, plan = str(plan), giving_lse(plan, Walk(plan, wanted, results))
     walk = Walk(plan, wanted, results)
     try:
         walk.run()

@@ -65,11 +65,7 @@ class Walk:
         self._needed = {step.index for step in plan if self._is_needed(step)}
 
     def run(self) -> None:
-        """Collects the nodes.
-
-        Raises:
-            Unsupported: an operator has no gradient as plans.
-        """
+        """Collects the nodes; Unsupported where an operator has no gradient as plans."""
         chain = Chain("grad", self.plan.output)
         for step in reversed(self.plan.steps):
             if self.wanted(step) or self.is_ahead(step):

@@ -16,35 +16,25 @@ from typing import Any
 from fuseplan.bench.options import Options, Progress, now
 from fuseplan.bench.peers import known
 from fuseplan.bench.peers.peer import Peer, Prepared
-from fuseplan.bench.results import Row, dtypes_of, timed_row, wrong
+from fuseplan.bench.results import Row, timed_row, wrong
+from fuseplan.bench.subject import Results, subject_of
 from fuseplan.errors import ArgumentError, FuseplanError, installing
-from fuseplan.kernels.lower import lower
-from fuseplan.kernels.match import match
 from fuseplan.measure.cases import Case, Cases
 from fuseplan.measure.clock import GPU_CLOCK, GpuClock
-from fuseplan.measure.data import deviation, evaluated, random_arrays
+from fuseplan.measure.data import deviation
 from fuseplan.measure.layers import CannotRunError
 from fuseplan.measure.machine import gpu_machine
-from fuseplan.measure.peaks import GpuPeaks, gpu_peaks, measured_gpu_peaks
+from fuseplan.measure.peaks import Floor, GpuPeaks, gpu_peaks, measured_gpu_peaks
 from fuseplan.measure.spaces import Tensors
 from fuseplan.measure.stats import Timing
 from fuseplan.measure.versions import gpu_versions
-from fuseplan.plans.plan import FusionPlan
 
+DEVICE = "cuda"  # torch's name of the tensors' device
 SHOWN = 300  # characters of a library's own message
 
 
 def run(suite: Cases, options: Options, progress: Progress = lambda _: None) -> Iterator[list[Row]]:
-    """The rows of each case as it is done.
-
-    Args:
-        suite: what to measure.
-        options: how.
-        progress: called with what begins.
-
-    Raises:
-        ArgumentError: torch is not installed, or finds no GPU.
-    """
+    """The rows of each case as it is done; an ArgumentError where torch is not installed, or finds no GPU."""
     needs_gpu()
     import torch
 
@@ -82,41 +72,39 @@ class _Bench:
 
     def rows(self, case: Case) -> list[Row]:
         """Prepares the plan in every peer, times those that are right, and tells of the others."""
-        plan = FusionPlan.parse(case.plan)
-        peers = [
-            peer for peer in (known(True).by_name[name]() for name in self._options.names) if peer.takes(plan)
-        ]
-        tensors = random_arrays(plan, self._options.seed, device="cuda")
-        found = {peer.name: self._prepared(case, peer, plan, tensors) for peer in peers}
+        subject = subject_of(case)
+        named = (known(True).by_name[name]() for name in self._options.names)
+        peers = [peer for peer in named if peer.takes(subject.plan)]
+        tensors = subject.tensors(self._options.seed, DEVICE)
+        found = {peer.name: self._prepared(case, peer, subject, tensors) for peer in peers}
         live = {name: each.prepared for name, each in found.items() if each.prepared is not None}
         self._progress(f"{case.name}: timing")
         calls = {name: prepared.call for name, prepared in live.items()}
         timed, host = self._clock.interleave(calls), self._host(calls)
         listed = [
-            self._row(case, plan, name, each, timed.get(name), host.get(name, {}))
+            self._row(case, subject, name, each, timed.get(name), host.get(name, {}))
             for name, each in found.items()
         ]
         del live, calls, found, tensors
         _let_go()
         return listed
 
-    def _prepared(self, case: Case, peer: Peer, plan: FusionPlan, tensors: Tensors) -> _Found:
+    def _prepared(self, case: Case, peer: Peer, subject: Results, tensors: Tensors) -> _Found:
         """One peer made ready and checked. A library may fail in any way; that is its refusal, not ours."""
         self._progress(f"{case.name}: {peer.name}")
         begin = time.perf_counter()
         try:
-            prepared = peer.prepare(plan, [tensors])
+            prepared = subject.prepared(peer, tensors)
             got = prepared.result()
             setup = time.perf_counter() - begin
-            out, results = evaluated(*peer.asked(plan, tensors))
-            given, want = got if isinstance(got, tuple) else (got,), (out, *results.values())
-            compared = zip(given, want, dtypes_of(plan), strict=True)
+            given, want = got if isinstance(got, tuple) else (got,), subject.wanted(peer, tensors)
+            compared = zip(given, want, subject.dtypes, strict=True)
             errors = [deviation(made, exact, dtype=dtype) for made, exact, dtype in compared]
         except (CannotRunError, FuseplanError) as why:
             return _Found(refused=str(why))
         except Exception as why:
             return _Found(refused=f"{type(why).__name__}: {str(why)[:SHOWN]}")
-        why_not, error = wrong(errors, plan), max(errors)
+        why_not, error = wrong(errors, subject.dtypes, subject.plan.src.dtype), max(errors)
         return _Found(prepared, setup, error) if why_not is None else _Found(refused=why_not, error=error)
 
     def _host(self, calls: Mapping[str, Callable[[], object]]) -> dict[str, dict[str, float]]:
@@ -136,7 +124,7 @@ class _Bench:
     def _row(
         self,
         case: Case,
-        plan: FusionPlan,
+        subject: Results,
         name: str,
         found: _Found,
         timing: Timing | None,
@@ -146,11 +134,14 @@ class _Bench:
         told |= {"peer": name, "versions": gpu_versions(), "clock": GPU_CLOCK, "error": found.error}
         if found.prepared is None or timing is None:
             return Row(**told, refused=found.refused)
-        facts, kernel = dict(found.prepared.facts), lower(match(plan))
+        facts, kernels = dict(found.prepared.facts), subject.kernels
         added = facts.pop("added_bytes", None)
         told |= {"added": None if added is None else added / self._peaks.bytes_a_second["dram"]}
         told |= {"setup": found.setup, **host}
-        return timed_row(told, kernel, facts, timing, lambda _: self._peaks.floor(kernel))
+        floors = [self._peaks.floor(each) for each in kernels]
+        bound = max(floors, key=lambda each: each.seconds).bound
+        least = Floor(sum(each.seconds for each in floors), bound)
+        return timed_row(told, kernels, facts, timing, lambda _: least)
 
 
 @dataclass

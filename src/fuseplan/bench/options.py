@@ -26,8 +26,6 @@ class Options:
     """The options; what is of a CPU or of a GPU is not looked at on the other.
 
     Attributes:
-        as_json: print JSON in place of tables.
-        seed: of the random data.
         chosen: the names of all that is measured, in place of `peers`.
     """
 
@@ -80,11 +78,7 @@ class Options:
 
     @property
     def names(self) -> list[str]:
-        """Names of all that is measured, in order.
-
-        Raises:
-            ArgumentError: there is no such peer.
-        """
+        """Names of all that is measured, in order; an ArgumentError where there is no such peer."""
         if self.chosen:
             return [*self.chosen]
         return known(self.is_on_gpu).named(self.peers, is_twice=self.is_twice, is_unfused=self.is_unfused)

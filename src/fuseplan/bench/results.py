@@ -29,7 +29,6 @@ class Row:
 
     Attributes:
         run: when the run began, UTC; all lines of one interleaved run share it.
-        suite, case, group, model, plan: what was measured.
         peer: who ran it: `fuseplan`, or the peer's name with its layout, such as `torch:nhwc`.
         threads: how many threads it was given; 1 on a GPU.
         copies: of its buffers, taken in turn; more than one keeps them out of the caches. 1 on a GPU, whose
@@ -124,12 +123,16 @@ def dtypes_of(plan: FusionPlan) -> tuple[str, ...]:
     return plan.output.dtype, *(each.spec.dtype for each in plan.results)
 
 
-def wrong(errors: Sequence[float], plan: FusionPlan) -> str | None:
-    """Why results with these deviations from float64 are none to time; None where they are right."""
-    for error, dtype in zip(errors, dtypes_of(plan), strict=True):
-        allowed = max(
-            (WORST[each] for each in (plan.src.dtype, dtype) if each in WORST), default=WORST["f32"]
-        )
+def wrong(errors: Sequence[float], dtypes: Sequence[str], src: str) -> str | None:
+    """Why results with these deviations from float64 are none to time; None where they are right.
+
+    Args:
+        errors: of each result.
+        dtypes: of each result.
+        src: the dtype of src.
+    """
+    for error, dtype in zip(errors, dtypes, strict=True):
+        allowed = max((WORST[each] for each in (src, dtype) if each in WORST), default=WORST["f32"])
         if not error <= allowed:
             return f"wrong: off by {error:.1e} of the largest output"
     return None
@@ -137,7 +140,7 @@ def wrong(errors: Sequence[float], plan: FusionPlan) -> str | None:
 
 def timed_row(
     told: Mapping[str, Any],
-    kernel: Kernel,
+    kernels: Sequence[Kernel],
     facts: Mapping[str, Any],
     timing: Timing,
     floor: Callable[[int], Floor],
@@ -146,11 +149,12 @@ def timed_row(
 
     Args:
         told: its other fields.
-        kernel: the plan's.
+        kernels: the plan's.
         facts: what the peer says of its own kernel; what it does not say is the least that the plan needs.
         timing: of a call.
-        floor: the least time for so many operations of this kernel.
+        floor: the least time for so many operations of these kernels.
     """
-    known = {"nbytes": kernel.minimum_bytes, "flops": kernel.flops, **facts}
+    nbytes, flops = sum(each.minimum_bytes for each in kernels), sum(each.flops for each in kernels)
+    known = {"nbytes": nbytes, "flops": flops, **facts}
     least = floor(known["flops"])
     return Row(**told, **timing.to_json(), **known, floor=least.seconds, bound=least.bound)

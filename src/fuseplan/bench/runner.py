@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,9 +15,9 @@ from numpy.typing import NDArray
 
 from fuseplan.bench.options import Options, Progress, now
 from fuseplan.bench.peers import known
-from fuseplan.bench.processes import Process, processes
 from fuseplan.bench.results import Row, dtypes_of, timed_row, wrong
 from fuseplan.bench.worker import part
+from fuseplan.errors import ArgumentError
 from fuseplan.kernels.lower import lower
 from fuseplan.kernels.match import match
 from fuseplan.kernels.target import parse_target
@@ -28,19 +30,77 @@ from fuseplan.measure.quiet import Patience
 from fuseplan.measure.stats import summarize
 from fuseplan.measure.versions import versions
 from fuseplan.plans.plan import FusionPlan
+from fuseplan.system.child import Child
+
+SHOWN = 200
+PATIENCE = 5.0  # seconds for a worker to end
+
+
+class Process:
+    """A worker process."""
+
+    def __init__(self, name: str, threads: int, log: Path) -> None:
+        self.name = name
+        self._words = ("-m", "fuseplan.bench.worker", name, str(threads))
+        self._child: Child | None = None
+        self._log = log
+
+    def ask(self, **request: Any) -> dict[str, Any]:
+        """The worker's answer; starts the process where none runs."""
+        if self._child is None:
+            with self._log.open("w") as log:
+                self._child = Child(self._words, log)
+            started = self._answer(self._child)
+            if "refused" in started:
+                self.stop()
+                return started
+        try:
+            self._child.send(request)
+        except OSError:
+            return self._died()
+        return self._answer(self._child)
+
+    def stop(self) -> None:
+        """Ends the process."""
+        child, self._child = self._child, None
+        if child is not None:
+            child.end(PATIENCE)
+
+    def _answer(self, child: Child) -> dict[str, Any]:
+        answer = next(child.answers(), None)
+        return self._died() if answer is None else answer
+
+    def _died(self) -> dict[str, Any]:
+        self.stop()
+        said = self._log.read_text(errors="replace").strip().splitlines()
+        return {"refused": f"its process died: {said[-1][:SHOWN] if said else 'without a message'}"}
+
+
+@contextlib.contextmanager
+def processes(names: Sequence[str], threads: int) -> Iterator[tuple[dict[str, Process], Path]]:
+    """A process a name, and a folder for outputs, where what they print goes: all are gone at the end."""
+    with tempfile.TemporaryDirectory(prefix="fuseplan-bench-") as scratch:
+        folder = Path(scratch)
+        made = {name: Process(name, threads, folder / f"{number}.log") for number, name in enumerate(names)}
+        try:
+            yield made, folder
+        finally:
+            for process in made.values():
+                process.stop()
+
 
 ARRAYS = "arrays.npz"  # drawn once for all peers
 SETTLE = 0.02  # seconds for the threads of the peer before to stop spinning
 
 
 def run(suite: Cases, options: Options, progress: Progress = lambda _: None) -> Iterator[list[Row]]:
-    """The rows of each case as it is done.
+    """The rows of each case as it is done; `progress` is called `steps(options)` times a case.
 
-    Args:
-        suite: what to measure.
-        options: how.
-        progress: called with a case's name before each of its steps, `steps(options)` times a case.
+    Raises:
+        ArgumentError: a case is of gradients.
     """
+    if any(case.gradients for case in suite.cases):
+        raise ArgumentError("gradients of plans are measured on a GPU: --target cuda")
     began = now()
     machine_peaks, _ = measured_peaks(options.threads[0])
     patience = Patience(options.patience)
@@ -117,7 +177,7 @@ class _Measured:
         ]
         for each in parts:
             each.unlink()
-        why, error = wrong(errors, self._plan), max(errors)
+        why, error = wrong(errors, dtypes, self._plan.src.dtype), max(errors)
         return {**answer, "error": error} if why is None else {"refused": why, "error": error}
 
     def _row(
@@ -143,4 +203,4 @@ class _Measured:
             return self._peaks.floor(flops, moved, footprint=footprint, dtype=dtype)
 
         told |= {"setup": answer["setup"], "error": answer["error"], "others": fmean(disturbed)}
-        return timed_row(told, kernel, answer["facts"], summarize(blocks), floor)
+        return timed_row(told, [kernel], answer["facts"], summarize(blocks), floor)

@@ -2,8 +2,8 @@
 
 Its modules:
 
-- commands: the table of all commands, which are imported when they are asked for; options: shared options
-- group: errors as messages and exit statuses
+- commands: the table of all commands, which are imported when they are asked for; errors as messages and exit
+  statuses; options: shared options
 - plans, models, measuring, support, show, export, stored: the commands
 - screen: how wide tables are, and progress bars
 - trial: compiles a plan, runs it on random data and checks it

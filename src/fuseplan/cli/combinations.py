@@ -108,7 +108,6 @@ class Cell:
     """What a template takes of a combination in a layout and dtype.
 
     Attributes:
-        combination, template, layout, dtype: which.
         code: the reason's code where it takes nothing; else empty.
         taken: geometries that it takes, the usual one first; one that says nothing without a contraction.
         refused: axes and values that it takes none of, with the reason's code.
@@ -271,7 +270,6 @@ class Row:
     """Cells that agree: every combination in every layout and dtype.
 
     Attributes:
-        template: which.
         combinations, layouts, dtypes: their product are the cells.
         code: why none of them is taken; else empty.
         refused: axes and values that are not taken, with the reason's code.

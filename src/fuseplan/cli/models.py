@@ -230,7 +230,7 @@ def _loaded(asked: Asked, choose: str = "predicted") -> OnnxModel:
             asked.plan, asked.target, threads=asked.threads, accuracy=asked.accuracy, choose=choose
         )
     except OSError as error:
-        raise ArgumentError(f"{asked.plan} cannot be read: {error}") from None
+        raise ArgumentError(f"the model {asked.plan} cannot be read: {error}") from None
     return found
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from fuseplan.backends import BACKENDS
@@ -29,11 +30,7 @@ class Duration(click.FloatRange):
         super().__init__(0)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The number.
-
-        Raises:
-            click.BadParameter: the text is no such number.
-        """
+        """The number; a click.BadParameter where the text is no such number."""
         found = float(super().convert(value, param, ctx))
         if not math.isfinite(found):
             self.fail(f"{value} is not a finite number.", param, ctx)
@@ -55,11 +52,7 @@ def accuracy_option(_: click.Context, __: click.Parameter, value: str) -> str | 
 
 
 def counts_option(_: click.Context, __: click.Parameter, value: str) -> tuple[int, ...]:
-    """Thread counts with commas between them.
-
-    Raises:
-        click.BadParameter: a word is none.
-    """
+    """Thread counts with commas between them; a click.BadParameter where a word is none."""
     with contextlib.suppress(ValueError):
         counts = tuple(int(word) for word in value.split(","))
         if all(0 < count <= limits.THREADS for count in counts):
@@ -219,6 +212,23 @@ def _declared(each: Field[Any], more: str) -> Callable[[Command], Command]:
 def is_model(text: str) -> bool:
     """Whether the text in the place of a plan is the name of a model's file."""
     return text.lower().endswith(".onnx")
+
+
+def refuse_told(ctx: click.Context, whose: str, *names: str) -> None:
+    """Refuses options that are told to a command which would not read them.
+
+    Args:
+        ctx: of the command.
+        whose: what the options belong to.
+        names: of the options.
+
+    Raises:
+        click.UsageError: one of them is on the command line.
+    """
+    told = [each for each in names if ctx.get_parameter_source(each) is ParameterSource.COMMANDLINE]
+    words = [param.opts[-1] for param in ctx.command.params if param.name in told]
+    if words:
+        raise click.UsageError(f"{' and '.join(words)}: of {whose} alone")
 
 
 def loud_command(command: Command) -> Command:

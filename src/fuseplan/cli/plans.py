@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from fuseplan.cli.options import CHOOSE, PATIENCE, SEED, SHAPES, Asked, is_model, plan_command
+from fuseplan.cli.options import CHOOSE, PATIENCE, SEED, SHAPES, Asked, is_model, plan_command, refuse_told
 from fuseplan.cli.screen import Screen, print_json, tell
 from fuseplan.cli.statuses import REFUSED, RIGHT, WRONG
 from fuseplan.cli.trial import measure_peaks, run_trial
@@ -45,9 +45,11 @@ def run(
     if is_model(asked.plan):
         from fuseplan.cli.models import run_model
 
+        refuse_told(ctx, "a plan", "inputs", "patience", "template")
         of_model = run_model(asked, shapes, seed, choose)
         tell(of_model, as_json=asked.as_json)
         ctx.exit(RIGHT if of_model.is_right else WRONG)
+    refuse_told(ctx, "a model", "shapes", "choose")
     trial = run_trial(asked.plan, asked.target, seed=seed, inputs=inputs, patience=patience, **asked.how)
     tell(trial, as_json=asked.as_json)
     ctx.exit(RIGHT if trial.check.is_right else WRONG)
@@ -84,11 +86,15 @@ def explain_command(
         from fuseplan.reports.page import page
         from fuseplan.reports.report import Report
 
+        refuse_told(ctx, "a plan", "measure", "patience", "template")
+        if node:
+            refuse_told(ctx, "a whole model's report", "html")
         of_model = explain_model(asked, shapes, node)
         if html and isinstance(of_model, Report):
             html.write_text(page(of_model, Path(asked.plan).name), "utf-8")
         tell(of_model, as_json=asked.as_json)
         return
+    refuse_told(ctx, "a model", "shapes", "node", "html")
     if measure:
         measure_peaks(asked, patience)
     told = explain(asked.plan, asked.target, **asked.how)

@@ -21,11 +21,7 @@ GLUE = "\N{NO-BREAK SPACE}"  # between the words of a cell, which stays on one l
 
 
 class Screen(Console):
-    """A terminal, as wide as it is; or a pipe or a file, as wide as COLUMNS says.
-
-    Args:
-        stderr: write to the standard error stream.
-    """
+    """A terminal, as wide as it is; or a pipe or a file, as wide as COLUMNS says."""
 
     def __init__(self, *, stderr: bool = False) -> None:
         super().__init__(stderr=stderr, highlight=False)

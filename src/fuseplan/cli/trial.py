@@ -15,8 +15,7 @@ from fuseplan.compile import compile as compile_plan
 from fuseplan.errors import counted
 from fuseplan.kernels.target import parse_target
 from fuseplan.kernels.template import Accuracy
-from fuseplan.measure.checks import Check, checks_of
-from fuseplan.measure.ground import ground_of
+from fuseplan.measure.ground import Check, checks_of, ground_of
 from fuseplan.measure.peaks import measured_gpu_peaks, measured_peaks
 from fuseplan.measure.quiet import undisturbed, unsteady
 from fuseplan.measure.stats import Timing
@@ -29,11 +28,9 @@ class Trial:
     """How a plan did.
 
     Attributes:
-        compiled: the plan.
         check: of the output and the results beside float64, that which is nearest to its bound.
         timed: a call of the bound plan.
         unfused: a call of its operators one at a time, each bound; None for other machines' targets.
-        unfused_kernels: how many they are.
         disturbance: which other use of the machine makes the times unreliable; None where there was none.
     """
 

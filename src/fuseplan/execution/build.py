@@ -89,8 +89,6 @@ def build(choice: Choice, kernel: Kernel, target: Target, *, use_cache: bool = T
     """The program of a choice: of this process, of the disk cache, or compiled now and stored.
 
     Args:
-        choice: the template and its knobs.
-        kernel: what it computes.
         target: this machine, or a kind of machine; code for one that this is not is made where the backend
             can, and not loaded.
         use_cache: look for it, and store it, in memory and on disk.
@@ -174,7 +172,6 @@ def compile_all(
     They come from the disk, or are compiled, many at once where the toolchain can, and stored.
 
     Args:
-        pairs: what to compile.
         target: for which machine; nothing is loaded.
         workers: compilers at a time.
         seconds: the most that one kernel may take, where the toolchain has processes of its own.

@@ -363,7 +363,8 @@ class BoundPlan:
                 in_place[key] = buffer
                 words.append((place, buffer.address))
                 continue
-            packed = runner.memory.packed(packing, buffer, keep=keep and not self._borrows)
+            stands = keep and not self._borrows
+            packed = runner.memory.packed(packing, buffer, keep=stands, lasts=keep)
             words.append((place, packed.address))
             if keep and packed.address == buffer.address:
                 self._lent.add(key)

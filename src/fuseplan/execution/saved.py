@@ -119,11 +119,7 @@ def _described(told: Mapping[str, Any], code: bytes) -> Saved:
 
 
 def portable(target: Target) -> Backend:
-    """The target's backend, which makes and loads code for files.
-
-    Raises:
-        BuildError: the backend has none.
-    """
+    """The target's backend, which makes and loads code for files; a BuildError where the backend has none."""
     if target.backend not in _PORTABLE:
         raise BuildError(f"the {target.backend} backend interprets plans: it has no code to save")
     return backend_of(target.backend)

@@ -101,8 +101,6 @@ def select(
     Equal candidates keep the order of their template.
 
     Args:
-        kernel: the computation.
-        target: the machine.
         accuracy: `default`, `strict`, or the largest error bound allowed.
         template: the only one to consider: a template's name, or a candidate as `explain` prints it.
         tuned: use a stored measurement if there is one; else the cost model decides.

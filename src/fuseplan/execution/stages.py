@@ -88,11 +88,7 @@ def with_threads(target: Target, threads: int) -> Target:
 
 
 def checked_threads(threads: int) -> int:
-    """The number of threads.
-
-    Raises:
-        ArgumentError: it is none that a launch can have.
-    """
+    """The number of threads; an ArgumentError where it is none that a launch can have."""
     is_count = isinstance(threads, numbers.Integral) and not isinstance(threads, bool)
     if not is_count or not 1 <= threads <= limits.THREADS:
         raise ArgumentError(f"threads={shown(threads)}; want a whole number from 1 to {limits.THREADS}")
@@ -100,11 +96,7 @@ def checked_threads(threads: int) -> int:
 
 
 def checked_accuracy(accuracy: Accuracy) -> Accuracy:
-    """The accuracy.
-
-    Raises:
-        ArgumentError: it is no word that is known and no positive number.
-    """
+    """The accuracy; an ArgumentError where it is no word that is known and no positive number."""
     if isinstance(accuracy, str) and accuracy in WORDS:
         return accuracy
     try:

@@ -42,7 +42,6 @@ class Argument:
     """A parameter of the C function.
 
     Attributes:
-        name: in C.
         ctype: of what it points to, or its own.
         writes: whether the kernel writes there.
         told: what it is, for the header.

@@ -12,7 +12,7 @@ from fuseplan.graph.cut import Site
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.layer import Layer
 from fuseplan.graph.node import Node
-from fuseplan.graph.ops import Foreign, Slice
+from fuseplan.graph.ops import Slice
 from fuseplan.graph.type import FLOATS
 from fuseplan.graph.why import Reason
 from fuseplan.language.tensor import TensorSpec
@@ -26,6 +26,7 @@ def as_it_lies(
     site: Site,
     graph: Graph,
     last: Collection[str],
+    is_apart: Callable[[Node], bool],
     decided: Callable[[FusionPlan], Records | Unsupported],
     on: Callable[[TensorSpec], Site | Reason],
 ) -> Site:
@@ -36,14 +37,15 @@ def as_it_lies(
 
     Args:
         site: its tensors lie channels last.
-        graph: the graph.
         last: values that lie so in the framework.
+        is_apart: whether the framework computes a node.
         decided: what the stages make of a plan.
         on: the site for another src.
     """
     src, dst = site.plan.src, site.plan.output
     is_kept = src.dtype not in FLOATS or not src.is_channels_last or src.rank < 3  # indices lie as they do
-    if is_kept or not _is_alone(site, graph):
+    around = [*_readers(graph, site.dst), *(maker for name in site.reads for maker in _makers(graph, name))]
+    if is_kept or not all(map(is_apart, around)):
         return site
     moved = [src] if site.src not in last else []
     moved += [dst] if site.dst in graph.outputs and site.dst not in last else []
@@ -61,7 +63,6 @@ def exact(site: Site, layer: Layer, on: Callable[[Layer], Site | Reason]) -> Sit
 
     Args:
         site: of a layer and its region.
-        layer: the layer.
         on: the site for another layer.
     """
     if getattr(layer.op, "precision", "full") == "full":
@@ -70,12 +71,6 @@ def exact(site: Site, layer: Layer, on: Callable[[Layer], Site | Reason]) -> Sit
     if isinstance(other, Reason):
         return site
     return other if other.records.choice.seconds <= AS_FAST * site.records.choice.seconds else site
-
-
-def _is_alone(site: Site, graph: Graph) -> bool:
-    """Whether the framework makes all that the site reads, and reads all that it makes."""
-    around = [*_readers(graph, site.dst), *(maker for name in site.reads for maker in _makers(graph, name))]
-    return all(isinstance(node.op, Foreign) for node in around)
 
 
 def _readers(graph: Graph, name: str) -> Iterator[Node]:

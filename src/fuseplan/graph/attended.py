@@ -252,8 +252,6 @@ def _factor(
     """The first value of four axes of which a product's factor is views and multiples; None without one.
 
     Args:
-        graph: the graph.
-        name: of the factor.
         count: images and heads of the query, of which several may read one head here; of the query, none.
         is_turned: the factor has the elements of a head in front of the keys.
     """

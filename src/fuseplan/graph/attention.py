@@ -40,8 +40,6 @@ def attention(given: Adds, names: tuple[str, str, str], mask: str | None, op: At
     """Adds attention of query, key and value, each (b, h, s, d), and gives its result's name.
 
     Args:
-        given: the framework's node.
-        names: of the three values.
         mask: added to the scores, or true where a query sees a key; of axes that broadcast to (b, h, s, t).
         op: the attributes besides the extents.
 

@@ -29,11 +29,7 @@ SECONDS = 120.0  # of measuring one model: sites behind it are as predicted unti
 
 
 def checked_mode(mode: str) -> Mode:
-    """How sites are chosen.
-
-    Raises:
-        ArgumentError: it is no word that is known.
-    """
+    """How sites are chosen; an ArgumentError where it is no word that is known."""
     for each in get_args(Mode):
         if mode == each:
             return each  # type: ignore[no-any-return]
@@ -44,7 +40,6 @@ def chosen(cut: Cut, framework: Framework, mode: Mode, is_built: bool = True) ->
     """The cut with the sites that are worth it, each with what was measured.
 
     Args:
-        cut: as found.
         framework: what computes a site otherwise.
         mode: `predicted`: nothing is measured, and stored measurements count; `measured`: sites of which none
             is stored are measured, and that is stored.

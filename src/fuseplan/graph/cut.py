@@ -37,7 +37,6 @@ class Site:
     """A plan and the nodes that it computes.
 
     Attributes:
-        plan: an ordinary plan.
         records: what the stages made of it.
         nodes: in an order of execution.
         src, dst: names of the values that it reads and makes.
@@ -138,7 +137,6 @@ class Cut:
     """A graph cut into plans.
 
     Attributes:
-        graph: the graph.
         sites: the plans, in the order of the nodes that they end with.
         left: why each other node is in none, by the node's identity; views are not among them, and joins
             whose parts plans write in place may be.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -50,24 +50,24 @@ def find(
     joins: bool = True,
     ranges: bool = True,
     rules: Sequence[Rule] = (),
+    is_apart: Callable[[Node], bool] = lambda node: isinstance(node.op, Foreign),
 ) -> Cut:
     """Cuts a graph into plans that the target computes; nothing is compiled.
 
     Args:
-        graph: the graph.
-        target: the machine that the plans are for.
-        threads: the most threads of a launch.
         accuracy: as for `fuseplan.compile`.
         weights: inputs that may be weights. They may change, so nothing is folded into them.
         last: values that lie channels last where no plan makes or reads them; all others lie in order.
         joins: plans may write into the values that join their results.
         ranges: one plan may compute several products of an input, whose weights are joined.
         rules: of the caller, the first that holds first.
+        is_apart: whether a library computes a node, and no plan.
 
     Raises:
         ArgumentError: the target, the threads or the accuracy cannot be.
     """
-    finder = _Finder(graph, target, threads, accuracy, frozenset(weights), frozenset(last), joins, rules)
+    inputs = frozenset(weights), frozenset(last)
+    finder = _Finder(graph, target, threads, accuracy, *inputs, joins, rules, is_apart)
     finder.find()
     order = {id(node): place for place, node in enumerate(graph.nodes)}
     sites, tried = together(graph, finder.sites, finder._decided) if ranges else (finder.sites, [])
@@ -85,6 +85,7 @@ class _Finder:
     last: frozenset[str]
     joins: bool
     rules: Sequence[Rule]
+    is_apart: Callable[[Node], bool]
     sites: list[Site] = field(default_factory=list)
     claimed: set[int] = field(default_factory=set)
     left: dict[int, Reason] = field(default_factory=dict)
@@ -176,7 +177,7 @@ class _Finder:
             found = self._with(node, layer, pieces, src, region, reason)
             if isinstance(found, Site):
                 on = partial(self._with, node, layer, pieces, region=region, before=reason)
-                found = as_it_lies(found, self.graph, self.last, self._decided, on)
+                found = as_it_lies(found, self.graph, self.last, self.is_apart, self._decided, on)
                 exactly = partial(
                     self._with, node, pieces=pieces, src=found.plan.src, region=region, before=reason
                 )

@@ -73,9 +73,6 @@ def unchanged(
     """The input that a formula gives as it is, each bit of it; None where it gives another value.
 
     Args:
-        op: the formula.
-        inputs: names of values.
-        types: of the inputs.
         constants: arrays by name; those of one element are numbers in the formula.
     """
     try:

@@ -30,13 +30,9 @@ def fronts(
     """What may stand in front of an operator that alone reads a value: the most first, at last nothing.
 
     Args:
-        graph: the graph.
-        name: the value.
-        pieces: the operator's nodes.
         spec: the value as the operator reads it.
         claimed: ids of nodes that other plans compute.
         known: constants and weights.
-        rules: of the caller.
     """
     found: list[Front] = []
     if _is_own(graph, name, pieces) and name in graph.made_by:

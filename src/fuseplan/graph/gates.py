@@ -46,7 +46,6 @@ def of_two(
     Nothing else reads their values; the weights have one shape and dtype, and both have a bias or none.
 
     Args:
-        graph: the graph.
         node: the first product; its region multiplies with the other's result.
         region: behind it.
         claimed: ids of nodes that other plans compute.
@@ -72,7 +71,6 @@ def of_halves(
     """A product of which nothing is read but two halves, one of which gates the other.
 
     Args:
-        graph: the graph.
         region: behind the product.
         stages: of the product and the region.
         claimed: ids of nodes that other plans compute.

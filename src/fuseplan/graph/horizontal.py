@@ -46,8 +46,6 @@ def together(graph: Graph, sites: Sequence[Site], decide: Decide) -> tuple[list[
     strides then.
 
     Args:
-        graph: the graph.
-        sites: of its nodes.
         decide: what the stages make of a plan.
     """
     found = _Sites(graph, {site.dst: site for site in sites}, decide, [])

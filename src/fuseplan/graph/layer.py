@@ -35,12 +35,10 @@ class Layer(GraphOp):
 
     @property
     def word(self) -> str:
-        """The operator's word."""
         return self.op.name
 
     @property
     def text(self) -> str:
-        """The operator's text in a plan."""
         return operator_text(self.op)
 
     @property
@@ -71,7 +69,6 @@ class Layer(GraphOp):
         return TensorSpec(shape, dtype, told)
 
     def infer(self, given: Sequence[Type]) -> tuple[Type, ...]:
-        """The output's type, and those of the operator's results."""
         src = self.src(given)
         if isinstance(self.op, Embedding):
             self.op.check_dtype(src)
@@ -119,7 +116,6 @@ class Planned(GraphOp):
         return made
 
     def infer(self, given: Sequence[Type]) -> tuple[Type, ...]:
-        """The types of the output and of the results."""
         plan = self.plan
         wanted: list[tuple[str, TensorSpec | Operand]] = [("src", plan.src)]
         wanted += [(each.key, each) for each in plan.operands]
@@ -132,7 +128,6 @@ class Planned(GraphOp):
         return tuple(Type(each.shape, each.dtype) for each in made)
 
     def evaluate(self, given: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The plan's meaning in float64."""
         src, *operands = given
         keys = [each.key for each in self.plan.operands]
         out, results = self.plan.evaluate(src, dict(zip(keys, operands, strict=True)))

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from fuseplan.graph.op import Tensor
+from fuseplan.tensors.arrays import lasting_bytes
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector
 
@@ -71,6 +72,4 @@ def plan(buffers: Sequence[Buffer]) -> int:
 
 def arena(nbytes: int) -> Tensor:
     """Memory of so many bytes, aligned."""
-    whole = np.empty(nbytes + 2 * ALIGNMENT, np.uint8)
-    begin = -whole.ctypes.data % ALIGNMENT
-    return whole[begin : begin + nbytes + ALIGNMENT]
+    return lasting_bytes(nbytes + ALIGNMENT)

@@ -38,7 +38,6 @@ class Node:
     """An operator with the names of its inputs and results.
 
     Attributes:
-        op: the operator.
         inputs: names of values; empty where an optional input of another library's operator is left out.
         outputs: names of the results; empty where a result is not wanted.
         origin: the framework's operator; nodes are compared without it.

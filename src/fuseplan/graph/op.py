@@ -51,11 +51,7 @@ class GraphOp(ABC):
 
     @abstractmethod
     def infer(self, given: Sequence[Type]) -> tuple[Type, ...]:
-        """The types of its results.
-
-        Raises:
-            PlanError: it does not take such values.
-        """
+        """The types of its results; a PlanError where it does not take such values."""
 
     @abstractmethod
     def evaluate(self, given: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -80,11 +76,7 @@ class GraphOp(ABC):
 
 
 def check_count(op: GraphOp, given: Sequence[Any]) -> None:
-    """Refuses another number of inputs than the operator takes.
-
-    Raises:
-        PlanError: it is another.
-    """
+    """Refuses another number of inputs than the operator takes; a PlanError where it is another."""
     wanted = op.count()
     if not given if wanted is None else len(given) != wanted:
         want = "one or more" if wanted is None else wanted
@@ -94,11 +86,7 @@ def check_count(op: GraphOp, given: Sequence[Any]) -> None:
 
 
 def float_type(op: GraphOp, given: Sequence[Type]) -> str:
-    """The dtype that all inputs have, one of plans.
-
-    Raises:
-        PlanError: one has another.
-    """
+    """The dtype that all inputs have, one of plans; a PlanError where one has another dtype."""
     for each in given:
         if not each.is_float or each.dtype != given[0].dtype:
             told = " and ".join(map(str, given))

@@ -48,7 +48,6 @@ class Map(GraphOp):
         return cls(formula_text(expression))
 
     def infer(self, given: Sequence[Type]) -> tuple[Type, ...]:
-        """The shape of all inputs together, in their dtype."""
         check_count(self, given)
         dtype = float_type(self, given)
         shape = broadcast([each.shape or () for each in given])
@@ -86,7 +85,6 @@ class Reshape(GraphOp):
     shape: tuple[int, ...]
 
     def infer(self, given: Sequence[Type]) -> tuple[Type, ...]:
-        """The shape that it says."""
         (src,) = known(self, given)
         if src.size != math.prod(self.shape):
             raise PlanError("reshape keeps the number of elements", got=str(src), want=self.text)
@@ -107,7 +105,6 @@ class Permute(GraphOp):
     order: tuple[int, ...]
 
     def infer(self, given: Sequence[Type]) -> tuple[Type, ...]:
-        """The extents in that order."""
         (src,) = known(self, given)
         if sorted(self.order) != list(range(src.rank)):
             want = f"each of 0 to {src.rank - 1}"
@@ -116,7 +113,6 @@ class Permute(GraphOp):
         return (Type(tuple(shape[axis] for axis in self.order), src.dtype),)
 
     def evaluate(self, given: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """A view."""
         return (given[0].transpose(self.order),)
 
 
@@ -132,7 +128,6 @@ class Slice(GraphOp):
     step: int = 1
 
     def infer(self, given: Sequence[Type]) -> tuple[Type, ...]:
-        """The extent of the range."""
         (src,) = known(self, given)
         is_axis = 0 <= self.axis < src.rank
         if not is_axis or not 0 <= self.begin <= self.end <= (src.shape or ())[self.axis] or self.step < 1:
@@ -143,7 +138,6 @@ class Slice(GraphOp):
         return (Type(tuple(shape), src.dtype, src.names),)
 
     def evaluate(self, given: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """A view."""
         return (given[0][(slice(None),) * self.axis + (slice(self.begin, self.end, self.step),)],)
 
 
@@ -156,14 +150,12 @@ class Expand(GraphOp):
     shape: tuple[int, ...]
 
     def infer(self, given: Sequence[Type]) -> tuple[Type, ...]:
-        """The shape that it says."""
         (src,) = known(self, given)
         if broadcast([src.shape or (), self.shape]) != self.shape:
             raise PlanError("expand repeats axes of extent 1", got=str(src), want=self.text)
         return (Type(self.shape, src.dtype),)
 
     def evaluate(self, given: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """A view."""
         return (np.broadcast_to(given[0], self.shape),)
 
 
@@ -179,14 +171,12 @@ class Flip(GraphOp):
     axes: tuple[int, ...]
 
     def infer(self, given: Sequence[Type]) -> tuple[Type, ...]:
-        """The type of src."""
         (src,) = known(self, given)
         if any(not 0 <= axis < src.rank for axis in self.axes):
             raise PlanError(f"{self.text}: there is no such axis", got=str(src))
         return (src,)
 
     def evaluate(self, given: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """A view."""
         return (np.flip(given[0], self.axes),)
 
 
@@ -200,7 +190,6 @@ class Concat(GraphOp):
     axis: int
 
     def infer(self, given: Sequence[Type]) -> tuple[Type, ...]:
-        """The extents of the first, that of the axis summed."""
         check_count(self, given)
         first, *others = known(self, given)
         shape = first.shape or ()
@@ -218,11 +207,9 @@ class Concat(GraphOp):
         return (*shape[: self.axis], -1, *shape[self.axis + 1 :])
 
     def evaluate(self, given: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """NumPy's."""
         return (np.concatenate(given, self.axis),)
 
     def write(self, given: Sequence[Tensor], dst: Tensor) -> None:
-        """Writes each element once."""
         np.concatenate(given, self.axis, out=dst)
 
 
@@ -236,7 +223,6 @@ class Pad(GraphOp):
     value: float = 0.0
 
     def infer(self, given: Sequence[Type]) -> tuple[Type, ...]:
-        """The extents with what is put around them."""
         (src,) = known(self, given)
         float_type(self, given)
         if len(self.padding) != src.rank or any(side < 0 for pair in self.padding for side in pair):
@@ -245,7 +231,6 @@ class Pad(GraphOp):
         return (Type(tuple(extent + low + high for extent, (low, high) in extents), src.dtype, src.names),)
 
     def evaluate(self, given: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """NumPy's."""
         return (np.pad(given[0], self.padding, constant_values=self.value),)
 
 
@@ -260,7 +245,6 @@ class Reduce(GraphOp):
     keepdims: bool = True
 
     def infer(self, given: Sequence[Type]) -> tuple[Type, ...]:
-        """The shape without the axes."""
         (src,) = known(self, given)
         if self.kind not in _REDUCE or sorted(set(self.axes)) != list(self.axes):
             raise PlanError("reduce takes mean, sum, amax or amin, and axes in order", got=self.text)
@@ -300,7 +284,6 @@ class Foreign(GraphOp):
 
     @property
     def word(self) -> str:
-        """The operator."""
         return self.operator
 
     @property
@@ -315,7 +298,6 @@ class Foreign(GraphOp):
         return f"{self.operator}({told})" if told else self.operator
 
     def infer(self, given: Sequence[Type]) -> tuple[Type, ...]:
-        """The types that its reader found."""
         return self.results
 
     def evaluate(self, given: Sequence[Tensor]) -> tuple[Tensor, ...]:

@@ -26,11 +26,7 @@ class Packs:
         self._known: dict[Any, tuple[BoundPlan, Any]] = {}
 
     def bound(self, compiled: CompiledPlan, constants: Mapping[str, Any]) -> BoundPlan:
-        """The plan with its constants bound.
-
-        Raises:
-            ArgumentError: one is not what the plan takes.
-        """
+        """The plan with its constants bound; an ArgumentError where one is not what the plan takes."""
         marks = tuple((key, _mark(each)) for key, each in sorted(constants.items()))
         key = str(compiled.plan), compiled.records.choice.template.text, marks
         if key not in self._known:

@@ -13,12 +13,7 @@ WIDTH = 100  # characters of a line
 
 
 class Progress:
-    """So many steps of something; nothing is shown where standard error is no terminal.
-
-    Args:
-        total: how many steps.
-        what: the work.
-    """
+    """So many steps of something; nothing is shown where standard error is no terminal."""
 
     def __init__(self, total: int, what: str) -> None:
         self._total, self._what, self._done = total, what, 0

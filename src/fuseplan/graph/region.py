@@ -166,8 +166,6 @@ def regions(graph: Graph, start: str, claimed: Collection[int], *, is_inside: bo
     """The regions that begin at a value, largest first; the last is empty.
 
     Args:
-        graph: the graph.
-        start: the value.
         claimed: ids of nodes that other plans compute.
         is_inside: the value is made in the same kernel, so that nothing else may read it.
     """

@@ -39,13 +39,11 @@ class Session:
     """A cut graph, ready to run.
 
     Attributes:
-        cut: the graph and its plans.
         placement: the steps of a run, and the buffers.
         compiled: the compiled plan of each site, in order.
         arena_bytes: memory for all values of a run that plans and NumPy make.
 
     Args:
-        cut: the cut graph.
         libraries: what runs the operators of other libraries, by the library's word.
         release: called when constants were packed: they are not needed for long.
         packs: what other sessions have packed, of plans that serve every batch.
@@ -139,20 +137,18 @@ class Session:
             return lambda live: array
         return lambda live: live.get(held)
 
-    def _operand(self, held: Held) -> Callable[[Live], Any]:
-        """What a kernel reads in each call; a constant that lies in a mapped file may have to be copied."""
-        constant = None if isinstance(held, Placed) else self.cut.graph.constants.get(held)
-        if constant is None:
-            return self._taker(held)
-        array = aligned(constant)
-        return lambda live: array
-
     def _launch(self, step: Launch) -> Action:
         bound = {key: each.array(self._memory) for key, each in step.bound.items()}
         constants = {key: each for key, each in step.site.operands.items() if not names_in(each)}
         shapes = {each.key: each.shape for each in step.site.plan.operands}
+        known = self.cut.graph.constants
+        fixed = {
+            key: aligned(known[each]).reshape(shapes[key])
+            for key, each in step.given.items()
+            if isinstance(each, str) and each in known
+        }
         lent = {key: self._lying(each, shapes[key]) for key, each in step.given.items()}
-        bound |= {key: each for key, each in lent.items() if each is not None}
+        bound |= fixed | {key: each for key, each in lent.items() if each is not None}
         compiled = self._compiled(step.site)
         if compiled.plan.is_open:
             call = self._packs.bound(compiled, constants)
@@ -164,11 +160,11 @@ class Session:
         self._lent += [bound[key] for key in call.lent & bound.keys()]
         self._release()
         src, dst = step.src.array(self._memory), step.dst.array(self._memory)
-        late = {key: each for key, each in step.given.items() if key not in call.lent}
+        late = {key: each for key, each in step.given.items() if key not in call.lent | fixed.keys()}
         if not late:
             run = call.launcher(src, dst)
             return lambda live: run()
-        given = {key: (self._operand(each), shapes[key]) for key, each in late.items()}
+        given = {key: (self._taker(each), shapes[key]) for key, each in late.items()}
 
         def launch(live: Live) -> None:
             call(src, dst, **{key: take(live).reshape(shape) for key, (take, shape) in given.items()})

@@ -140,11 +140,7 @@ class _Reader:
 
 
 def parse_node(line: str, origin: Origin) -> Node:
-    """The node that a line writes.
-
-    Raises:
-        PlanError: it writes none.
-    """
+    """The node that a line writes; a PlanError where it writes none."""
     found = _NODE.fullmatch(line)
     if found is None:
         want = "such as y: f32[1x64] = relu(x)"
@@ -219,11 +215,7 @@ def graph_json(graph: Parts, types: Mapping[str, Type]) -> str:
 
 
 def parse_json(text: str, constants: Mapping[str, Tensor]) -> Parts:
-    """The parts of the graph that `graph_json` wrote.
-
-    Raises:
-        PlanError: the text is something else.
-    """
+    """The parts of the graph that `graph_json` wrote; a PlanError where the text is something else."""
     check_length(text, "the JSON of a graph", limits.GRAPH_CHARACTERS)
     reader = _Reader(dict(constants))
     try:

@@ -35,11 +35,7 @@ ANOTHER = 0.1  # of the largest value: a framework that is further from float64 
 
 
 class Framework(Protocol):
-    """Both ways to compute a site: as the model calls them.
-
-    Attributes:
-        name: the framework's name and version.
-    """
+    """Both ways to compute a site: as the model calls them; `name` is the framework and its version."""
 
     name: str
 
@@ -53,7 +49,6 @@ class Framework(Protocol):
         """A call of the framework's own operators, which gives the site's results.
 
         Args:
-            site: the site.
             values: tensors by the names of the values that the site reads; in NumPy, or on the target's GPU.
 
         Raises:
@@ -205,7 +200,7 @@ def _values(graph: Graph, site: Site, device: str | None, example: Mapping[str, 
         made[name] = tensor if tuple(tensor.shape) == want.shape else tensor.reshape(want.shape)
         if name in example:
             spec = Dense(want.shape or (), want.dtype)
-            space_of(tensor).fill(made[name], spec, exact(example[name], want.dtype))
+            space_of(tensor).fill(made[name], spec, exact(example[name], want.dtype).reshape(spec.shape))
     return made
 
 

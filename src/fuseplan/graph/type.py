@@ -68,11 +68,7 @@ class Type:
         return self.is_float and self.rank in LAYOUTS and min(self.shape or (0,)) > 0
 
     def spec(self) -> TensorSpec:
-        """The tensor that an operator of plans is given.
-
-        Raises:
-            PlanError: a plan has no such tensor.
-        """
+        """The tensor that an operator of plans is given; a PlanError where a plan has no such tensor."""
         if self.shape is None:
             raise PlanError("the shape of this value is known at run time alone", got=str(self))
         return TensorSpec(self.shape, self.dtype, self.names or None)
@@ -113,11 +109,7 @@ def word_of(dtype: Any) -> str:
 
 
 def numpy_dtype(word: str) -> np.dtype[Any]:
-    """NumPy's dtype of a word.
-
-    Raises:
-        PlanError: NumPy has none.
-    """
+    """NumPy's dtype of a word; a PlanError where NumPy has none."""
     try:
         return np.dtype(_NUMPY.get(word, word))
     except TypeError:
@@ -137,11 +129,7 @@ def itemsize(word: str) -> int:
 
 
 def broadcast(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """The shape that tensors have together, by NumPy's rule.
-
-    Raises:
-        PlanError: there is none.
-    """
+    """The shape that tensors have together, by NumPy's rule; a PlanError where there is none."""
     try:
         return np.broadcast_shapes(*map(tuple, shapes))
     except ValueError:

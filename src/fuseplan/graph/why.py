@@ -17,12 +17,12 @@ class Why(Catalogue):
         "Write it in operators that have a row, or leave it to the library",
     )
     NO_PLAN = (
-        "no plan says joins, padding by itself and reductions of many axes: NumPy runs them",
-        "Leave it to NumPy",
+        "no plan says joins, padding by itself and reductions of many axes: the library runs them",
+        "Leave it to the library",
     )
     WEIGHT_NOT_CONSTANT = (
         "the second factor of a product is computed at run time",
-        "Make it an initializer, or leave the product to the library",
+        "Make it a parameter or an initializer, or leave the product to the library",
     )
     DTYPE = (
         "plans compute tensors of f64, f32, f16 and bf16",

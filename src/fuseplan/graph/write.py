@@ -20,9 +20,8 @@ from fuseplan.graph.why import Reason, Why
 from fuseplan.language.declarations import PER
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.op import Elementwise, Op
-from fuseplan.ops import BY_NAME
 from fuseplan.ops.activation import ACTIVATIONS
-from fuseplan.ops.affine import Add, AddAlong, BatchNorm, Bias, MulAlong, Scale
+from fuseplan.ops.affine import Add, AddAlong, BatchNorm, Bias, Mul, MulAlong, Scale
 from fuseplan.ops.expression import Expression
 from fuseplan.ops.matmul import Product
 from fuseplan.ops.transposed import ConvTranspose
@@ -261,14 +260,11 @@ class _Writer:
 
     def _elements(self, fn: str, name: str, is_left: bool) -> Stage:
         """x with a value of its shape."""
-        if fn == "add":
-            return Stage(Add(), {"other": name})
+        if fn == "div":
+            raise Unwritten(Reason(Why.FORMULA, f"{fn} of two tensors of one shape"))
         if fn == "sub":
             return Stage(Add(alpha2=-1.0) if is_left else Add(alpha1=-1.0), {"other": name})
-        product = BY_NAME.get("mul")
-        if fn == "mul" and product is not None and issubclass(product, Elementwise):
-            return Stage(product(), {"other": name})
-        raise Unwritten(Reason(Why.FORMULA, f"{fn} of two tensors of one shape"))
+        return Stage(Mul() if fn == "mul" else Add(), {"other": name})
 
     def _constants(self, fn: str, constant: Tensor, is_left: bool) -> Stage:
         """x with a constant a channel: its factor and summand."""
@@ -354,7 +350,6 @@ def folded(
     Args:
         stages: the operators behind the contraction.
         weight: the features along the first axis.
-        features: how many.
         groups: of a transposed convolution, whose weight has the features of one along its second axis.
     """
     factor, summand = np.ones(features), np.zeros(features)

@@ -33,8 +33,6 @@ def counted(
     """The indices of some operators.
 
     Args:
-        steps: of the plan.
-        role: of the kernel's.
         places: the kernel's axis of each of src's, of `rank` axes; n, c, spatial unless given.
         rank: see `places`.
         run: an axis of src that is two, runs and the elements of each, and the number of these.

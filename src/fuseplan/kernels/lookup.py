@@ -24,7 +24,6 @@ class Lookup:
 
     Attributes:
         key: of the table among the operands.
-        rows, features: of the table.
         indices: the dtype of what lies where the caller has src.
         from_end: whether indices below zero count from the end.
         pitch: places of src from a row to the next.

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from fuseplan.kernels.cells import placed_output, placed_result, spread
+from fuseplan.kernels.cells import parts_in_runs, placed_output, placed_result, split_step, spread
 from fuseplan.kernels.centre import Reduction, Summary
-from fuseplan.kernels.contracted import contraction
+from fuseplan.kernels.contracted import NO_WINDOW, contraction, gradient
 from fuseplan.kernels.counted import counted
-from fuseplan.kernels.gradients import NO_WINDOW, gradient
 from fuseplan.kernels.joined import centres, numbered, results, runs_of, statistics, sums, with_inner
 from fuseplan.kernels.kernel import Kernel, KernelOperand, Output, Stage
 from fuseplan.kernels.lookup import reads_rows
 from fuseplan.kernels.match import Match, row_stride, rows_of
-from fuseplan.kernels.runs import parts_in_runs, split_step
 from fuseplan.kernels.transposed import given_weight
 from fuseplan.language.declarations import Operand, Result
 from fuseplan.language.layouts import behind_runs, dense
@@ -349,9 +347,7 @@ def _operand(
     """The operand with its axes in the kernel's order.
 
     Args:
-        made: the plan's.
         src: of the operator that takes it.
-        role: of the kernel's.
         places: the kernel's axis of each of src's; n, c, spatial unless given.
         order: of the operand's axes; that of the kernel's axes unless given.
     """

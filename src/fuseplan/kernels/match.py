@@ -8,15 +8,19 @@ from typing import Any, TypeVar, cast
 
 from fuseplan.errors import Unsupported
 from fuseplan.kernels.joined import are_joined, parts_fit
-from fuseplan.kernels.summary import is_summed, summary_claims
+from fuseplan.kernels.representative import representative
 from fuseplan.language.extents import OPEN
 from fuseplan.language.tensor import TensorSpec
+from fuseplan.messages.quantities import bytes_text
 from fuseplan.messages.reasons import Claim, Reason, Refusal, claim, first_refusal
 from fuseplan.op import Op
 from fuseplan.ops.embedding import Embedding
+from fuseplan.ops.normalization import Normalization
 from fuseplan.ops.ranges import RANGES, Within
+from fuseplan.plans.dot import dot_text
 from fuseplan.plans.plan import FusionPlan, as_plan
 from fuseplan.plans.step import Step
+from fuseplan.scalar import leaves_of
 
 AnyOp = TypeVar("AnyOp", bound=Op)
 
@@ -197,7 +201,6 @@ class Match:
     """A plan's steps and the rule that fuses them.
 
     Attributes:
-        rule: its name.
         steps: all of the plan's; of an open plan, those of its representative.
         refusals: one of each rule that was tried before it.
         opened: `src` and the keys of the tensors whose outermost extent each launch says; () where none is.
@@ -221,8 +224,6 @@ class Match:
 
     def to_dot(self) -> str:
         """The plan in Graphviz's language, with a frame around the operators of the kernel."""
-        from fuseplan.plans.dot import dot_text
-
         return dot_text(self.steps[0].src, self.steps, f"one kernel: {self.rule}")
 
 
@@ -254,8 +255,6 @@ def _numbered(plan: FusionPlan) -> FusionPlan:
     """The plan with numbers for its open axes."""
     if not plan.is_open:
         return plan
-    from fuseplan.kernels.representative import representative
-
     return representative(plan)
 
 
@@ -275,3 +274,33 @@ def unfuse(plan: FusionPlan | str) -> tuple[FusionPlan, ...]:
 def alone(op: AnyOp) -> AnyOp:
     """The operator with tensors as operands, where it reads earlier values of its plan."""
     return cast(AnyOp, replace(cast(Any, op), **dict.fromkeys(op.again))) if op.again else op
+
+
+def is_summed(centres: Sequence[Step]) -> bool:
+    """Whether the second centre has statistics of the features that the first one makes, and is the last."""
+    if len(centres) != 2:
+        return False
+    first, second = centres
+    if first.op.kind != "contraction" or first.op.is_gradient or not isinstance(second.op, Normalization):
+        return False
+    return second.op.over(second.src) == (second.src.channel_axis,) and not second.op.split(second.src)
+
+
+def summary_claims(steps: Sequence[Step], first: Step, second: Step) -> Iterator[Claim]:
+    """What follows reads the numbers alone, and no step has places, parts or values to keep."""
+    op, made = second.op, second.src
+    assert isinstance(op, Normalization)  # by `is_summed`
+    names = {key for _, key in second.statistics}
+    again = [*second.formulas, *op.result_formulas(second.leaves, made).values()]
+    own = [term for each in op.reductions(second.leaves, made) for term in each.expressions]
+    is_once = not any("x" in leaves_of(each) for each in again)
+    is_once = is_once and not any(names & leaves_of(each) for each in own)
+    yield claim(is_once, Reason.RESULT_AGAIN, got=None if is_once else _told(made), operator=second.index)
+    kept = [step for step in steps if step.op.has_parts or step.indices or (step.results and step != second)]
+    at, told = (max(second.index, kept[0].index), kept[0].title) if kept else (None, None)
+    yield claim(not kept, Reason.BESIDE_SUMMARY, got=told, operator=at)
+
+
+def _told(made: TensorSpec) -> str:
+    rows = made.size // made.channels
+    return f"{rows} x {made.channels} elements, {bytes_text(made.nbytes)}, one pass to sum and one to write"

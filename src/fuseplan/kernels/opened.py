@@ -42,11 +42,7 @@ class Opened:
         return f"{spec.dtype}[{'x'.join(map(str, shape))}, {order}]"
 
     def with_extent(self, extent: Any) -> Any:
-        """The kernel on an extent of its open axis.
-
-        Args:
-            extent: a number; or, in a kernel that is being written, the value that its argument has.
-        """
+        """The kernel on an extent of its open axis: a number, or where a kernel is written a value."""
 
         def sized(tensor: Any) -> Any:
             # What is packed lies in order: no place in it depends on the value of an argument.

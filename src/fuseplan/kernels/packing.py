@@ -214,11 +214,7 @@ class Packing:
         return made.size == array.size and made.flags.c_contiguous and np.may_share_memory(made, array)
 
     def of(self, array: Array) -> Array:
-        """The array packed, in its own dtype: perhaps a view, with any strides.
-
-        Args:
-            array: of the operand's size, with any strides.
-        """
+        """The array, of the operand's size, packed in its own dtype: perhaps a view, with any strides."""
         return _applied(self.steps, array.reshape(self.shape))
 
     def after(self, order: tuple[int, ...]) -> Packing:

@@ -28,7 +28,6 @@ class DType:
 
     Attributes:
         name: in a plan's text.
-        itemsize: bytes.
         epsilon: distance from 1 to the next number.
         largest: the largest finite number.
         package: the name in torch, JAX and ml_dtypes, and in NumPy where it has the dtype.
@@ -134,11 +133,7 @@ HELD = {each.numpy: each.name for each in reversed(_ROWS)} | STORED  # by the na
 
 
 def dtype_of(name: str) -> DType:
-    """The dtype of that name.
-
-    Raises:
-        PlanError: there is none.
-    """
+    """The dtype of that name; a PlanError where there is none."""
     if not isinstance(name, str) or name not in DTYPES:
         remedy = near_miss(str(name), DTYPES, answers("dtypes"))
         raise PlanError(f"there is no dtype {shown(name)}", want=" ".join(DTYPES), remedy=remedy)

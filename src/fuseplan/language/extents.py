@@ -99,11 +99,7 @@ def outermost_first(strides: Sequence[int]) -> list[int]:
 
 
 def check_open(shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
-    """Refuses open axes that are not the outermost ones in memory.
-
-    Raises:
-        PlanError: there are such axes.
-    """
+    """Refuses open axes that are not the outermost ones in memory; a PlanError where there are such axes."""
     found = opened(shape)
     outer = outermost_first(strides)[: len(found)]
     if set(outer) == set(found):

@@ -107,7 +107,6 @@ def checked(operator: str, declared: Field[Any], value: Any, *, applies: bool) -
     """The value of an operator's field in its canonical form, by the field's declaration.
 
     Args:
-        operator: its name.
         declared: a truth value, a word, a count or a parameter; any other field is as it is given.
         value: of the field.
         applies: whether the operator has the parameter.

@@ -29,7 +29,6 @@ def parse_expression(source: str, known: Collection[str] | None = None) -> Scala
     """The expression that `source` writes.
 
     Args:
-        source: the text.
         known: the names that may stand in it; None allows any.
 
     Raises:

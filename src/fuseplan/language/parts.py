@@ -22,7 +22,6 @@ class Split:
     elements of the j-th run of 2 * extent; an axis of a single part is that part.
 
     Attributes:
-        axis: the axis, of src and of dst.
         extent: elements of a part.
         reads: parts of src along the axis.
         makes: parts of dst, each with a formula of its own.

@@ -266,9 +266,7 @@ def reduce(
     Args:
         statistic: its parts are joined over all elements at once.
         leaves: the values of its expressions' leaves: float64 arrays that broadcast over `shape`.
-        shape: extents of all elements.
         axes: the axes that are reduced.
-        by: the arithmetic of arrays of this kind.
     """
     state: dict[str, Any] = {}
     if statistic.reads_index and INDEX not in leaves:

@@ -64,11 +64,7 @@ def _check_depth(tree: ast.expr) -> None:
 
 
 def check_length(text: str, what: str, most: Limit) -> None:
-    """Refuses a text that is longer than its kind may be.
-
-    Raises:
-        PlanError: it is.
-    """
+    """Refuses a text that is longer than its kind may be; a PlanError where it is."""
     if len(text) > most:
         raise PlanError(f"{what} has at most {most} {most.unit}", got=len(text), text=text)
 
@@ -108,11 +104,7 @@ def _check_tokens(text: str) -> None:
 
 
 def number(value: float) -> float:
-    """A number of a text as a float.
-
-    Raises:
-        PlanError: it is larger than any float.
-    """
+    """A number of a text as a float; a PlanError where it is larger than any float."""
     try:
         made = float(value)
     except OverflowError:

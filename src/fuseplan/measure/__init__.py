@@ -1,8 +1,7 @@
 """How fuseplan measures: one clock and one protocol for everything that it says about time.
 
 - `spaces`: NumPy's arrays and torch's tensors, and all that differs between them.
-- `data`, `edges`: fresh random tensors for a plan, and how far a result is from float64.
-- `float64`: the float64 meaning of a plan on torch's tensors.
+- `data`: fresh random tensors for a plan, and how far a result is from float64.
 - `clock`: times callables against each other, interleaved, in blocks of calls: the host's clock, a GPU's.
 - `stats`: what is kept of the samples: how many, least, median, p90, p99.
 - `machine`, `versions`: what a measurement was made on: processor, GPU, cores, versions, commit.

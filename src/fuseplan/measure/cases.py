@@ -14,16 +14,17 @@ class Case:
     """A plan.
 
     Attributes:
-        name: its name in tables.
-        plan: its text.
         group: the cases that it is averaged with.
         model: the network that it comes from.
+        gradients: `src` and operands, with spaces between them, whose gradients are measured in the place of
+            the plan's results; "" for none.
     """
 
     name: str
     plan: str
     group: str = "all"
     model: str = ""
+    gradients: str = ""
 
 
 @dataclass(frozen=True)
@@ -36,10 +37,6 @@ class Cases:
 
 
 def of_plan(text: str) -> Cases:
-    """One plan by its text.
-
-    Raises:
-        PlanError: the text is no plan.
-    """
+    """One plan by its text; a PlanError where the text is no plan."""
     plan = str(FusionPlan.parse(text))
     return Cases(PLANS, plan, (Case(text, plan, PLANS, PLANS),))

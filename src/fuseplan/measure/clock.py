@@ -152,10 +152,6 @@ class HostClock:
 class GpuClock:
     """Measures on one GPU of this process, on its current stream.
 
-    Args:
-        device: the GPU's index.
-        protocol: how long and how often.
-
     Raises:
         ImportError: torch is not installed.
         RuntimeError: the GPU's memory has no room for the buffer that is overwritten.

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fuseplan.language.attend import Attend
 from fuseplan.op import Op
+from fuseplan.ops.attention import Attending
 from fuseplan.ops.conv import Conv
 from fuseplan.ops.windows import Window
 from fuseplan.plans.plan import FusionPlan
@@ -77,6 +79,17 @@ def convolution_of(layer: Layer) -> tuple[Conv, Window]:
     if not isinstance(op, Conv):
         raise CannotRunError(f"{layer.name!r} is not a convolution")
     return op, op.window(layer.step.src)
+
+
+def attended(layer: Layer) -> Attend:
+    """What attention's layer computes.
+
+    Raises:
+        CannotRunError: the layer is none.
+    """
+    if not isinstance(layer.step.op, Attending):
+        raise CannotRunError(f"{layer.name!r} is not attention")
+    return layer.step.op.attend(layer.step.src)
 
 
 def running(plan: FusionPlan) -> list[str]:

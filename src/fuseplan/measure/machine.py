@@ -31,12 +31,9 @@ class GpuMachine(Record):
     """A GPU, and the machine it is in.
 
     Attributes:
-        gpu: its maker's name for it.
         kind: the kind that code is made for: `sm_90`.
-        processors: multiprocessors.
         memory_bytes, l2_bytes: its memory, and its second cache.
         driver: the driver's version; empty where the system does not tell.
-        host: the machine.
     """
 
     gpu: str

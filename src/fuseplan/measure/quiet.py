@@ -53,9 +53,6 @@ class GpuWatch:
     """Looks whether a GPU works while this process gives it nothing to do.
 
     What begins later shows in the spread of samples.
-
-    Args:
-        device: the GPU's index, as torch counts.
     """
 
     def __init__(self, device: int) -> None:
@@ -122,7 +119,6 @@ def undisturbed(
     """Measures, and again as long as other programs disturb it and patience lasts.
 
     Args:
-        measure: measures once.
         watch: begins to look at the machine.
         patience: seconds to wait for other programs to rest, the disturbed measurements among them.
         fault: the trace of other programs in what was measured; None if there is none.

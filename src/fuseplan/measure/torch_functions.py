@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from fuseplan.language.declarations import aligned, lined_up
 from fuseplan.language.dtypes import dtype_of
-from fuseplan.measure.layers import CannotRunError, Layer, is_usual, refuse
+from fuseplan.measure.layers import CannotRunError, Layer, attended, is_usual, refuse
 from fuseplan.measure.spaces import torch_dtype
 from fuseplan.measure.torch_row_gradients import STATISTICS, layer_norm_backward, rms_norm_backward
 from fuseplan.op import Op
@@ -48,7 +48,8 @@ BACKWARD: Mapping[str, Callable[..., Tensor]] = {
     "gelu": lambda dy, x, _: aten.gelu_backward(dy, x),
 }
 
-ATTENTION = ("is_causal", "keys", "key_heads", "features", "scale")  # attributes that torch has
+# Attributes that torch has.
+ATTENTION = ("is_causal", "keys", "key_heads", "features", "scale", "bias_axes", "mask_axes")
 
 
 def stage_of(layer: Layer, peer: str = "torch") -> Stage:
@@ -181,7 +182,24 @@ def _batch_norm(layer: Layer) -> Call:
 
 def _attention(layer: Layer) -> Call:
     is_grouped, function = layer.attributes["key_heads"] != 0, functional.scaled_dot_product_attention
-    return partial(function, enable_gqa=is_grouped, **sdpa_options(layer))
+    known: Call = partial(function, enable_gqa=is_grouped, **sdpa_options(layer))
+
+    def call(x: Tensor, key: Tensor, value: Tensor, **beside: Tensor) -> Tensor:
+        return known(x, key, value, attn_mask=mask_of(layer, beside))
+
+    return call
+
+
+def mask_of(layer: Layer, beside: Mapping[str, Tensor]) -> Tensor | None:
+    """The bias or mask of attention, and what hides keys besides, as torch takes it: (b, h, s, t)."""
+    known = attended(layer)
+    made: Tensor | None = None
+    for name, axes in (("bias", known.bias_axes), ("mask", known.mask_axes)):
+        if axes:
+            shape = [known.extents[axis] if axis in axes else 1 for axis in "bhst"]
+            given = beside[name].reshape(shape)
+            made = given if made is None else made.masked_fill(~given, -torch.inf)
+    return made
 
 
 def sdpa_options(layer: Layer) -> dict[str, Any]:

@@ -32,7 +32,6 @@ class Stages(torch.nn.Module):  # type: ignore[misc]
     """A module that applies stages in order.
 
     Args:
-        stages: the plan's.
         constant: its buffers, by the plan's keys.
         keys: of the tensors that a call gives, in order; the first is `src`.
         results: keys of the tensors that it gives besides the output.

@@ -143,7 +143,7 @@ class Reason(Catalogue):
     )
     SUMMED_ROWS = (
         "sums over all rows beside statistics of each take rows whose elements are one run of memory",
-        "Give rows with their last axis innermost, or ask for the gradient of src alone",
+        "Give rows of several elements with their last axis innermost, or ask for the gradient of src alone",
     )
     RUNS = (
         "statistics of blocks behind those of whole rows are GPU kernels', of blocks of 2**n elements",
@@ -263,8 +263,8 @@ class Reason(Catalogue):
         "`product` and `attention` run on any GPU",
     )
     NOT_HALF = (
-        "the template multiplies f16 and bf16",
-        "`product` takes any dtype, and `attention` f32 as well",
+        "the template multiplies f16 and bf16, and outside of attention f32 that may be rounded to TF32",
+        "`product` takes any dtype, and `attention` f32; precision=tf32 allows rounded factors",
     )
     PROLOGUE = (
         "the template multiplies src as it lies, without an operator in front of the contraction",
@@ -279,8 +279,8 @@ class Reason(Catalogue):
         "Pad them to a multiple of 8; `product` and `attention` take any size",
     )
     BESIDE_KEYS = (
-        "the template reads keys, values and operands per channel, and nothing else beside src",
-        "`attention` reads masks, biases, lengths and operands per element",
+        "beside attention's own tensors the template reads operands per channel, and nothing else",
+        "`attention` reads operands per element",
     )
     UNSEEN_KEYS = (
         "64 queries in a row see a key of every block that the template multiplies",

@@ -20,7 +20,7 @@ from fuseplan.compat.miopen.enums import miopenTensorArgumentId_t as miopenTenso
 from fuseplan.compat.miopen.handle import miopenHandle_t as miopenHandle_t
 from fuseplan.compat.miopen.tensors import miopenTensorDescriptor_t as miopenTensorDescriptor_t
 from fuseplan.compat.miopen.convolutions import miopenConvolutionDescriptor_t as miopenConvolutionDescriptor_t
-from fuseplan.compat.miopen.activations import miopenActivationDescriptor_t as miopenActivationDescriptor_t
+from fuseplan.compat.miopen.operators import miopenActivationDescriptor_t as miopenActivationDescriptor_t
 from fuseplan.compat.miopen.plan import miopenFusionOpDescriptor_t as miopenFusionOpDescriptor_t
 from fuseplan.compat.miopen.plan import miopenFusionPlanDescriptor_t as miopenFusionPlanDescriptor_t
 from fuseplan.compat.miopen.arguments import miopenOperatorArgs_t as miopenOperatorArgs_t

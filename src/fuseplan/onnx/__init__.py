@@ -3,10 +3,9 @@
     y = fuseplan.onnx.load("model.onnx").run(None, {"x": x})[0]
 
 - model: `load`, and the model that runs; files: models on disk
-- reader: a model as a graph; table: the graph's operators of each of ONNX's; windows: rows with windows
+- reader: a model as a graph; table: the graph's operators of each of ONNX's; rows: its longer rows
 - runtime: what runs the operators that no plan computes; writing: models with plans as functions
 - profiling: the time of each operator
-- opening: the values that depend on the batch
 - given, protos: ONNX's messages as values of ours
 """
 

@@ -61,9 +61,6 @@ def cut_of(
     """The model as a graph, cut into plans; an operator of a site that is reverted is ONNX's.
 
     Args:
-        proto: ONNX's message.
-        types: of the inputs.
-        how: how the sites are chosen.
         is_built: as for `fuseplan.graph.choose.chosen`.
         example: arrays for the inputs, which sites are measured with; random ones where there are none.
         opened: gives sites of a cut kernels that serve other extents too.
@@ -101,14 +98,7 @@ def _computed(cut: Cut, framework: Runtime) -> dict[Origin, Reason]:
 
 
 class Runtime:
-    """ONNX Runtime, or the reference evaluator; `fuseplan.graph.trial.Framework` tells the methods.
-
-    Args:
-        proto: ONNX's message of the whole model.
-        types: of its inputs.
-        threads: of ONNX Runtime.
-        inputs: arrays for the inputs of an example call; none where there is no example.
-    """
+    """ONNX Runtime, or the reference evaluator; `fuseplan.graph.trial.Framework` tells the methods."""
 
     def __init__(
         self, proto: Any, types: Mapping[str, Type], threads: int, inputs: Mapping[str, Any]

@@ -30,7 +30,6 @@ class Given:
     """A node, and the graph that its operators are added to.
 
     Attributes:
-        node: ONNX's message.
         inputs: names of values; empty where an optional one is left out.
         added: the nodes so far.
     """
@@ -55,33 +54,21 @@ class Given:
         return self.made.get(name) or self._types[name]
 
     def shape(self, place: int = 0) -> tuple[int, ...]:
-        """The shape of an input.
-
-        Raises:
-            LeftError: it is known at run time alone.
-        """
+        """The shape of an input; a LeftError where it is known at run time alone."""
         shape = self.type(place).shape
         if shape is None:
             raise LeftError(Why.SHAPE, f"{self.inputs[place]}: {self.type(place)}")
         return shape
 
     def floats(self) -> str:
-        """The dtype that all inputs have.
-
-        Raises:
-            LeftError: one has none of plans', or another.
-        """
+        """The dtype that all inputs have; a LeftError where one has none of plans', or another."""
         types = [self.type_of(name) for name in self.inputs if name]
         if len({each.dtype for each in types}) != 1 or not all(each.is_float for each in types):
             raise LeftError(Why.DTYPE, " and ".join(map(str, types)))
         return types[0].dtype
 
     def floats_of_first(self) -> None:
-        """Refuses a first input that is no tensor of a dtype of plans.
-
-        Raises:
-            LeftError: it is none.
-        """
+        """Refuses a first input that is no tensor of a dtype of plans; a LeftError where it is none."""
         if not self.type().is_float:
             raise LeftError(Why.DTYPE, self.type())
 
@@ -94,11 +81,7 @@ class Given:
         return self._parts.constants.get(self.inputs[place]) if self.has(place) else None
 
     def known(self, place: int, why: Why = Why.SHAPE) -> Tensor:
-        """The elements of an input.
-
-        Raises:
-            LeftError: they are known at run time alone.
-        """
+        """The elements of an input; a LeftError where they are known at run time alone."""
         found = self.constant(place)
         if found is None:
             raise LeftError(why, self.inputs[place])
@@ -121,11 +104,7 @@ class Given:
         return value
 
     def wants(self, count: int) -> None:
-        """Refuses a node of which more results are wanted.
-
-        Raises:
-            LeftError: more are.
-        """
+        """Refuses a node of which more results are wanted; a LeftError where more are."""
         if any(self.node.output[count:]):
             raise LeftError(Why.NOT_IN_TABLE, f"{self.node.op_type} with {len(self.node.output)} results")
 

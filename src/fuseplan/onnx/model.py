@@ -27,17 +27,16 @@ from fuseplan.kernels.target import Target, parse_target
 from fuseplan.kernels.template import Accuracy
 from fuseplan.onnx.choosing import NONE, How, cut_of
 from fuseplan.onnx.files import model_of
-from fuseplan.onnx.opening import open_kernels
 from fuseplan.onnx.profiling import seconds_of
 from fuseplan.onnx.protos import LIBRARY
-from fuseplan.onnx.reader import ReadModel, input_types, read
+from fuseplan.onnx.reader import ReadModel, input_types, open_kernels, read
 from fuseplan.onnx.runtime import RUNTIME, Onnx, evaluator, problem, runtime_of
 from fuseplan.onnx.stored import release, whole
 from fuseplan.onnx.writing import Written, written
+from fuseplan.reports.books import report_of
 from fuseplan.reports.comparison import Comparison, compared
 from fuseplan.reports.profile import Profile, profiled
 from fuseplan.reports.report import Report
-from fuseplan.reports.runs import report_of
 from fuseplan.reports.tried import Tried, tried
 from fuseplan.system import limits
 from fuseplan.system.locks import Lock

@@ -28,12 +28,6 @@ def seconds_of(
 
     Operators that ONNX Runtime writes in others, such as HardSwish, are run once more, alone.
 
-    Args:
-        model: ONNX's message.
-        protos: ONNX's messages of the nodes, by name.
-        given: the inputs.
-        threads: the most that run an operator.
-
     Raises:
         BuildError: ONNX Runtime is not installed, or does not run the model.
     """

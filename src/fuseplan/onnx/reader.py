@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,14 +15,15 @@ from fuseplan.graph.flattened import with_axes
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.node import Node, Origin, Parts, line_of
 from fuseplan.graph.op import Tensor
+from fuseplan.graph.opened import OpenKernels
 from fuseplan.graph.type import Type, type_of
 from fuseplan.graph.why import Reason, Why
 from fuseplan.onnx.given import Given, LeftError
 from fuseplan.onnx.protos import foreign, proto_of_type, read_inside, type_of_proto
+from fuseplan.onnx.rows import rounded_up
 from fuseplan.onnx.runtime import reference
 from fuseplan.onnx.stored import array_of
 from fuseplan.onnx.table import OLDER, TABLE
-from fuseplan.onnx.windows import rounded_up
 from fuseplan.system import limits
 
 OPSETS = (13, 24)  # the versions of ONNX's own operators that the table is written for
@@ -46,7 +47,6 @@ class ReadModel:
     """A model read for given types of its inputs.
 
     Attributes:
-        graph: the graph.
         outputs: the value of each of the model's outputs, by the output's name.
         protos: ONNX's messages of the nodes, by the names of their origins.
     """
@@ -84,12 +84,7 @@ def read(model: Any, types: Mapping[str, Type], leave: Leave = lambda _: None) -
 
 
 def input_types(model: Any, extent: int | None = None) -> dict[str, Type]:
-    """The types of the inputs that a caller gives, as the model declares them.
-
-    Args:
-        model: ONNX's message.
-        extent: in the place of extents that are no numbers; None leaves such shapes unknown.
-    """
+    """The types of the inputs, as the model declares them, with `extent` for extents that are no numbers."""
     stored = {each.name for each in model.graph.initializer}
     given = (each for each in model.graph.input if each.name not in stored)
     return {each.name: type_of_proto(each.type, extent) for each in given}
@@ -287,3 +282,26 @@ class _Reader:
             type_of_proto(found[name]) if name in found else each
             for name, each in zip(node.output, unknown, strict=True)
         )
+
+
+def open_kernels(model: Any, types: Mapping[str, Type]) -> OpenKernels:
+    """The kernels for all batches of a model; none where it leaves no outermost extent of an input open."""
+    other = {name: made for name, made in types.items() if made.shape is not None}
+    for each in model.graph.input:
+        extents = each.type.tensor_type.shape.dim
+        if each.name in other and extents and not extents[0].HasField("dim_value"):
+            shape = other[each.name].shape or ()
+            other[each.name] = replace(types[each.name], shape=(shape[0] + 1, *shape[1:]))
+    if all(types[name] == made for name, made in other.items()):
+        return OpenKernels((), ())
+    try:
+        first, second = (read(model, each).graph.types for each in (types, {**types, **other}))
+    except PlanError:  # the model does not take the other batch
+        return OpenKernels((), ())
+    varying = {name for name in first.keys() & second.keys() if first[name] != second[name]}
+    return OpenKernels(varying, {name for name in varying if _is_outermost(first[name], second[name])})
+
+
+def _is_outermost(one: Type, other: Type) -> bool:
+    """Whether two types differ in their outermost extents alone."""
+    return one.shape is not None and other.shape is not None and one.shape[1:] == other.shape[1:]

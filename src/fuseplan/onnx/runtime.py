@@ -126,7 +126,6 @@ def session_of(model: Any, threads: int, *, profiled: str = "") -> Any:
     """ONNX Runtime's session of a model on the CPU.
 
     Args:
-        model: ONNX's message.
         threads: the most that run an operator.
         profiled: where to write the times of single operators, which then are those of the model, unfused.
 
@@ -259,13 +258,7 @@ def _told(name: str, made: Type) -> Any:
 
 
 def reference(model: Any, node: Any, given: Sequence[Tensor]) -> list[Any] | None:
-    """The results of a node by ONNX's reference evaluator; None where it does not know the operator.
-
-    Args:
-        model: whose opsets the node has.
-        node: ONNX's message.
-        given: an array for each distinct input.
-    """
+    """The results of a node by ONNX's reference evaluator; None where it does not know the operator."""
     values = dict(zip(dict.fromkeys(filter(None, node.input)), given, strict=True))
     try:
         return _by_reference(_single(model, node, values), values)

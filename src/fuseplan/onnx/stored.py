@@ -93,11 +93,7 @@ def array_of(tensor: Any) -> Tensor:
 
 
 def whole(model: Any) -> Any:
-    """The message with its tensors in it.
-
-    Raises:
-        ArgumentError: as for `array_of`.
-    """
+    """The message with its tensors in it; an ArgumentError as for `array_of`."""
     made = onnx.ModelProto()
     made.CopyFrom(model)
     for tensor in external_data_helper._get_all_tensors(made):

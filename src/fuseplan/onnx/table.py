@@ -9,17 +9,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import fields
 
 import numpy as np
 from onnx import helper
 
 from fuseplan.graph.ops import Concat, Expand, Permute, Reduce, Reshape
 from fuseplan.graph.why import Why
-from fuseplan.onnx.attention import attention
 from fuseplan.onnx.given import Given, LeftError
-from fuseplan.onnx.norms import batch_norm, groups, rows
-from fuseplan.onnx.ranges import slices, split
-from fuseplan.onnx.windows import average_pool, convolution, max_pool, pad, transposed
+from fuseplan.onnx.rows import (
+    attention,
+    average_pool,
+    batch_norm,
+    convolution,
+    groups,
+    max_pool,
+    pad,
+    rows,
+    slices,
+    split,
+    transposed,
+)
 from fuseplan.op import Op
 from fuseplan.ops import activation
 from fuseplan.ops.affine import Bias, Prelu
@@ -29,6 +39,11 @@ from fuseplan.ops.reductions import Amax, Amin, LogSoftmax, Mean, Softmax, Sum
 from fuseplan.ops.rows import LayerNorm, RmsNorm
 
 Row = Callable[[Given], str | tuple[str, ...]]
+
+
+def _plain(kind: type[Op]) -> Callable[[Given], Op]:
+    return lambda given: kind()
+
 
 # Formulas of inputs, of one dtype of plans.
 FORMULAS = {
@@ -51,16 +66,10 @@ WITH_ALPHA = {
 }
 # Of any number of inputs: how two are joined.
 JOINED = {"Sum": "a + b", "Mean": "a + b", "Max": "maximum(a, b)", "Min": "minimum(a, b)"}
-# Operators of plans, made of the node's attributes.
+# Operators of plans, made of the node's attributes: those without fields by the names that they declare.
 ACTIVATIONS: dict[str, Callable[[Given], Op]] = {
-    "Relu": lambda given: activation.Relu(),
-    "Sigmoid": lambda given: activation.Sigmoid(),
+    **{each.onnx: _plain(each) for each in activation.ACTIVATIONS if each.onnx and not fields(each)},
     "Tanh": lambda given: activation.Tanh(),
-    "Softplus": lambda given: activation.Softplus(),
-    "Softsign": lambda given: activation.Softsign(),
-    "Abs": lambda given: activation.Abs(),
-    "Mish": lambda given: activation.Mish(),
-    "HardSwish": lambda given: activation.Hardswish(),
     "Elu": lambda given: activation.Elu(given.attribute("alpha", 1.0)),
     "LeakyRelu": lambda given: activation.LeakyRelu(given.attribute("alpha", 0.01)),
     "Gelu": lambda given: activation.Gelu(given.attribute("approximate", "none")),

@@ -26,7 +26,6 @@ class Written:
     """A model with functions.
 
     Attributes:
-        model: ONNX's message.
         functions: the plan of each function, by the function's name.
         skipped: plans without a function: an operator of the model is in several of them, or stands between
             operators of one and is no part of it.
@@ -49,13 +48,7 @@ class Written:
 
 
 def written(model: Any, found: ReadModel, cut: Cut) -> Written:
-    """The model with a function for each site; the function's body is the site's own nodes.
-
-    Args:
-        model: ONNX's message, its functions inlined.
-        found: what was read of it.
-        cut: its sites.
-    """
+    """The model with a function for each site; the function's body is the site's own nodes."""
     nodes = list(model.graph.node)
     units = _Units(nodes, found, cut)
     made = onnx.ModelProto()

@@ -37,10 +37,8 @@ class Identity(Elementwise):
     """
 
     onnx = "Identity"
-    torch = "identity"
 
     def apply(self, x: Scalar) -> Scalar:
-        """The formula."""
         return x
 
 
@@ -55,7 +53,6 @@ class Sigmoid(Elementwise):
     torch = "sigmoid"
 
     def apply(self, x: Scalar) -> Scalar:
-        """The formula."""
         return sigmoid(x)
 
 
@@ -73,7 +70,6 @@ class Tanh(Elementwise):
     beta: float = parameter(default=1.0)
 
     def apply(self, x: Scalar, alpha: Scalar, beta: Scalar) -> Scalar:
-        """The formula."""
         return beta * tanh(alpha * x)
 
 
@@ -88,7 +84,6 @@ class Relu(Elementwise):
     torch = "relu"
 
     def apply(self, x: Scalar) -> Scalar:
-        """The formula."""
         return relu(x)
 
 
@@ -103,7 +98,6 @@ class Softplus(Elementwise):
     torch = "softplus"
 
     def apply(self, x: Scalar) -> Scalar:
-        """The formula."""
         return softplus(x)
 
 
@@ -118,7 +112,6 @@ class Abs(Elementwise):
     torch = "abs"
 
     def apply(self, x: Scalar) -> Scalar:
-        """The formula."""
         return abs(x)
 
 
@@ -135,13 +128,11 @@ class Power(Elementwise):
     threshold: float = parameter(default=1e-6)
 
     def apply(self, x: Scalar, alpha: Scalar, beta: Scalar, gamma: Scalar, threshold: Scalar) -> Scalar:
-        """The formula."""
         base = alpha + beta * x
         return where(base <= threshold, 0, base**gamma)
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        """The identity above the threshold, and a power that is none of the easy ones."""
         yield from super().samples()
         yield "f32[2x5x3x7]", cls(alpha=0.5, beta=0.25, gamma=1.75)
 
@@ -158,7 +149,6 @@ class ClippedRelu(Elementwise):
     alpha: float = parameter(default=6.0)
 
     def apply(self, x: Scalar, alpha: Scalar) -> Scalar:
-        """The formula."""
         return minimum(alpha, relu(x))
 
 
@@ -175,7 +165,6 @@ class LeakyRelu(Elementwise):
     negative_slope: float = parameter(default=0.01)
 
     def apply(self, x: Scalar, negative_slope: Scalar) -> Scalar:
-        """The formula."""
         return where(x > 0, x, negative_slope * x)
 
 
@@ -192,7 +181,6 @@ class Elu(Elementwise):
     alpha: float = parameter(default=1.0)
 
     def apply(self, x: Scalar, alpha: Scalar) -> Scalar:
-        """The formula."""
         return where(x > 0, x, alpha * expm1(x))
 
 
@@ -210,12 +198,10 @@ class Clamp(Elementwise):
     max: float = parameter()
 
     def apply(self, x: Scalar, min: Scalar, max: Scalar) -> Scalar:
-        """The formula."""
         return maximum(min, minimum(max, x))
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        """Both bounds, and one."""
         for text in SAMPLE_TENSORS:
             yield text, cls(-0.5, 0.75)
         yield "f32[3x5]", cls(0, float("inf"))
@@ -234,14 +220,12 @@ class Gelu(Elementwise):
     approximate: str = word(APPROXIMATIONS, default="none")
 
     def apply(self, x: Scalar) -> Scalar:
-        """The formula."""
         if self.approximate == "tanh":
             return 0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x * x * x)))
         return 0.5 * x * (1 + erf(x * sqrt(0.5)))
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        """Both forms."""
         yield from super().samples()
         yield "f32[2x5x3x7]", cls("tanh")
 
@@ -253,7 +237,6 @@ class Silu(Elementwise):
     torch = "silu"
 
     def apply(self, x: Scalar) -> Scalar:
-        """The formula."""
         return x * sigmoid(x)
 
 
@@ -265,7 +248,6 @@ class Hardswish(Elementwise):
     torch = "hardswish"
 
     def apply(self, x: Scalar) -> Scalar:
-        """The formula."""
         return x * (minimum(relu(x + 3), 6) / 6)
 
 
@@ -276,7 +258,6 @@ class Hardsigmoid(Elementwise):
     torch = "hardsigmoid"
 
     def apply(self, x: Scalar) -> Scalar:
-        """The formula."""
         return minimum(relu(x + 3), 6) / 6
 
 
@@ -292,7 +273,6 @@ class Mish(Elementwise):
     torch = "mish"
 
     def apply(self, x: Scalar) -> Scalar:
-        """The formula."""
         decay = exp(-abs(x))
         above = where(x >= 0, 1 + 2 * decay, decay * (decay + 2))
         below = above + where(x >= 0, 2 * decay * decay, 2)
@@ -307,7 +287,6 @@ class Softsign(Elementwise):
     torch = "softsign"
 
     def apply(self, x: Scalar) -> Scalar:
-        """The formula."""
         return x / (1 + abs(x))
 
 
@@ -318,7 +297,6 @@ class LogSigmoid(Elementwise):
     torch = "logsigmoid"
 
     def apply(self, x: Scalar) -> Scalar:
-        """The formula."""
         return -softplus(-x)
 
 

@@ -25,7 +25,6 @@ class Bias(Elementwise):
     bias = operand("channel")
 
     def apply(self, x: Scalar, bias: Scalar) -> Scalar:
-        """The formula."""
         return x + bias
 
 
@@ -39,7 +38,6 @@ class Scale(Elementwise):
     scale = operand("channel")
 
     def apply(self, x: Scalar, scale: Scalar) -> Scalar:
-        """The formula."""
         return x * scale
 
 
@@ -60,12 +58,10 @@ class Add(Elementwise):
     alpha2: float = parameter(default=1.0)
 
     def apply(self, x: Scalar, other: Scalar, alpha1: Scalar, alpha2: Scalar) -> Scalar:
-        """The formula."""
         return alpha1 * x + alpha2 * other
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        """A plain residual and a weighted one."""
         yield from super().samples()
         yield "f32[2x5x3x7]", cls(alpha1=0.5, alpha2=-2)
 
@@ -83,7 +79,6 @@ class Mul(Elementwise):
     other: str | None = operand("element", default=None, kw_only=True)
 
     def apply(self, x: Scalar, other: Scalar) -> Scalar:
-        """The formula."""
         return x * other
 
 
@@ -141,7 +136,6 @@ class BatchNorm(Elementwise):
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        """Each mode, with either form of the variance."""
         yield from super().samples()
         for mode in MODES:
             yield "f32[2x5x3x7, nhwc]", cls(mode, inverse=True)
@@ -167,12 +161,10 @@ class Prelu(Elementwise):
         return None if self.shared else "channels"
 
     def apply(self, x: Scalar, slope: Scalar) -> Scalar:
-        """The formula."""
         return where(x > 0, x, slope * x)
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        """A slope a channel, and one for all."""
         yield from super().samples()
         yield "f32[2x5x3x7, nhwc]", cls(shared=True)
 
@@ -211,7 +203,6 @@ class Spread(Elementwise):
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        """Axes in front, behind, and apart."""
         yield "f32[3x5]", cls((0,))  # type: ignore[call-arg]
         yield "f32[2x3x7]", cls((-2, -1))  # type: ignore[call-arg]
         yield "f32[2x3x7]", cls((0, 2))  # type: ignore[call-arg]
@@ -232,7 +223,6 @@ class AddAlong(Spread):
     alpha2: float = parameter(default=1.0)
 
     def apply(self, x: Scalar, other: Scalar, alpha1: Scalar, alpha2: Scalar) -> Scalar:
-        """The formula."""
         return alpha1 * x + alpha2 * other
 
 
@@ -247,7 +237,6 @@ class MulAlong(Spread):
     other = operand(_along)
 
     def apply(self, x: Scalar, other: Scalar) -> Scalar:
-        """The formula."""
         return x * other
 
 

@@ -159,26 +159,19 @@ class Attention(Attending):
     nan_unseen: bool = False
 
     def centre(self, src: TensorSpec) -> Attend:
-        """The record of attention."""
         return self.attend(src)
 
     def output(self, src: TensorSpec) -> TensorSpec:
-        """(b, h, s, features) in the order of src, without gaps.
-
-        Raises:
-            PlanError: as `attend`.
-        """
+        """(b, h, s, features) in the order of src, without gaps; a PlanError as `attend`."""
         return self.attended(src)
 
     def meaning(self, given: Given) -> tuple[Array, dict[str, Array]]:
-        """The softmax and the product in float64, and the logarithms of the sums."""
         known = {**given.operands, "query": given.src}
         dst, sums = self.centre(given.spec).evaluate(known, given.by)
         return dst, {"lse": sums} if self.return_lse else {}
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        """Both orders of the axes, grouped heads, other extents of keys, and everything that hides keys."""
         yield "f32[2x3x5x8, bhsd]", cls()
         yield "f32[2x3x5x7, bhsd]", cls(is_causal=True, return_lse=True)
         yield "f32[1x4x19x8, bshd of bhsd]", cls(keys=23, key_heads=2, features=5, offset=4, window=6)
@@ -224,7 +217,6 @@ class AttentionGradient(Attending):
     by: str = word(("query", "key"), default="query")
 
     def centre(self, src: TensorSpec) -> AttendGradient:
-        """The record of the gradient."""
         return AttendGradient(self.attend(src), self.by)
 
     def output(self, src: TensorSpec) -> TensorSpec:
@@ -233,14 +225,12 @@ class AttentionGradient(Attending):
         return src if shape == src.shape and src.layout else _like(src, shape, is_dense=True)
 
     def meaning(self, given: Given) -> tuple[Array, dict[str, Array]]:
-        """The gradients in float64."""
         known = {**given.operands, "query": given.src}
         dst, value = self.centre(given.spec).evaluate(known, given.by)
         return dst, {"value_gradient": value} if _is_by_key(self) else {}
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        """By both, with both orders of the axes, grouped heads, and everything that hides keys."""
         yield "f32[2x3x5x8, bhsd]", cls()
         yield "f32[2x3x5x7, bhsd]", cls(is_causal=True, by="key")
         yield "f32[1x4x19x8, bshd of bhsd]", cls(keys=23, key_heads=2, features=5, offset=4, window=6)

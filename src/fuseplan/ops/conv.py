@@ -19,11 +19,7 @@ PRECISIONS = ("full", "tf32")
 
 
 def check_precision(operator: str, precision: str, src: TensorSpec) -> None:
-    """Checks that a precision applies to src's dtype.
-
-    Raises:
-        PlanError: tf32, and src is not f32.
-    """
+    """Checks that a precision applies to src's dtype; a PlanError for tf32 of another dtype than f32."""
     if precision == "tf32" and src.dtype != "f32":
         raise PlanError(
             f"{operator}: precision=tf32 rounds the factors of f32, and src has another dtype",
@@ -100,7 +96,6 @@ class Conv(OfConvolution):
         return src.with_shape(self.convolved(src))
 
     def meaning(self, given: Given) -> tuple[Array, dict[str, Array]]:
-        """The correlation in float64."""
         weight = given.operands["weight"]
         return correlation(given.src, weight, self.window(given.spec), self.groups, given.by), {}
 
@@ -111,9 +106,7 @@ def correlation(src: Array, weight: Any, window: Window, groups: int, by: Arithm
     Args:
         src: (n, c, *spatial).
         weight: (features, c/groups, *kernel); with an axis of images in front, each has its own.
-        window: how it moves over src.
         groups: of channels and features.
-        by: the arithmetic of the arrays.
     """
     is_each = weight.ndim > src.ndim
     features = weight.shape[is_each]
@@ -138,7 +131,6 @@ class Conv1d(Conv):
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        """Each attribute, on odd sizes."""
         yield "f32[2x3x11]", cls(5, kernel=3)
         yield "f32[3x4x13, nwc]", cls(6, kernel=4, stride=3, padding=((2, 1),), dilation=2, groups=2)
 
@@ -161,7 +153,6 @@ class Conv2d(Conv):
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        """Each attribute, on odd sizes."""
         yield "f32[3x5x6x7, nhwc]", cls(7, kernel=1)
         yield "f32[2x3x9x11]", cls(5, kernel=3, padding=1)
         yield "f32[2x3x9x8, nhwc]", cls(4, kernel=(3, 5), stride=2, padding="same")
@@ -182,7 +173,6 @@ class Conv3d(Conv):
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        """Each attribute, on odd sizes."""
         yield "f32[2x3x4x5x6]", cls(5, kernel=3, padding=1)
         yield "f32[2x4x5x3x7, ndhwc]", cls(6, kernel=(1, 3, 2), stride=(2, 1, 3), padding="same", groups=2)
 

@@ -71,12 +71,10 @@ class Cast(Conversion):
         )
 
     def apply(self, x: Scalar) -> Scalar:
-        """The formula."""
         return call(f"as_{self.dtype}", x)
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        """To each dtype and from it, on a tensor of each rank and odd size."""
         for dtype in ("f16", "bf16", "f8e4m3", "f8e5m2", "i8", "i32", "bool", "f64"):
             yield "f32[2x5x3x7, nhwc]", cls(dtype)
             yield f"{dtype}[2x3x7]", cls("f32")
@@ -135,16 +133,18 @@ class Quantize(Scaled):
             raise refused(self.name, "zero_points", "are for i8", got=self.dtype)
 
     def apply(self, x: Scalar, scale: Scalar, zero_point: Scalar | None = None) -> Scalar:
-        """The formula."""
-        scaled, row = x / scale, dtype_of(self.dtype)
-        if row.is_float:
-            return call(f"as_{self.dtype}", maximum(minimum(scaled, row.largest), -row.largest))
-        whole = round(scaled)
+        return self.rounded(x / scale, zero_point)
+
+    def rounded(self, scaled: Scalar, zero_point: Scalar | None = None) -> Scalar:
+        """A number by its scale as an element of the dtype; casts to other dtypes than f8e5m2 saturate."""
+        row = dtype_of(self.dtype)
+        if self.dtype == "f8e5m2":
+            scaled = maximum(minimum(scaled, row.largest), -row.largest)
+        whole = scaled if row.is_float else round(scaled)
         return call(f"as_{self.dtype}", whole if zero_point is None else whole + zero_point)
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        """Each dtype and each extent of the scales, on odd sizes."""
         yield "f32[3x5]", cls("i8")
         yield "f32[2x5x3x7, nhwc]", cls("i8", "channel", zero_points=True)
         yield "f32[2x3x7]", cls("f8e4m3", "row")
@@ -177,24 +177,18 @@ class Dequantize(Scaled):
         one_of(self.name, "dtype", self.dtype, FACTORS)
 
     def check_dtype(self, src: TensorSpec) -> None:
-        """Integers and fp8.
-
-        Raises:
-            PlanError: src is not quantized, or has no zero points.
-        """
+        """Integers and fp8; a PlanError where src is not quantized, or has no zero points."""
         known = ("i8",) if self.zero_points else (*QUANTIZED, "i32")
         if src.dtype not in known:
             what = "with zero points takes" if self.zero_points else "takes"
             raise PlanError(f"{self.name} {what} {' or '.join(known)}", got=src.dtype)
 
     def apply(self, x: Scalar, scale: Scalar, zero_point: Scalar | None = None) -> Scalar:
-        """The formula."""
         made = (x if zero_point is None else x - zero_point) * scale
         return call("as_f64", made) if self.dtype == "f64" else made
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        """Each dtype and each extent of the scales, on odd sizes."""
         yield "i8[3x5]", cls()
         yield "i8[2x5x3x7, nhwc]", cls("f16", "channel", zero_points=True)
         yield "f8e4m3[2x3x7]", cls("bf16", "row")

@@ -51,6 +51,5 @@ class Dropout(Elementwise):
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        """Each rank with the defaults, and other numbers."""
         yield from super().samples()
         yield "f32[2x5x3x7, nhwc]", cls(0.25, seed=3, offset=2)

@@ -48,7 +48,6 @@ class DynamicQuantize(Normalization):
         return None if self.each == "tensor" else "rows"
 
     def over(self, src: TensorSpec) -> tuple[int, ...]:
-        """The last axis, or all."""
         return tuple(range(src.rank)) if self.each == "tensor" else (src.channel_axis,)
 
     def split(self, src: TensorSpec) -> tuple[int, int] | None:
@@ -65,29 +64,23 @@ class DynamicQuantize(Normalization):
         return src.channel_axis, src.channels // self.block
 
     def output(self, src: TensorSpec) -> TensorSpec:
-        """The shape of src, in the operator's dtype.
-
-        Raises:
-            PlanError: the blocks would differ in size.
-        """
+        """The shape of src, in the operator's dtype; a PlanError where the blocks would differ in size."""
         self.split(src)
         return super().output(src).with_dtype(self.dtype)
 
     def reductions(self, keys: Keys, src: TensorSpec) -> tuple[Statistic, ...]:
-        """The largest absolute value."""
         return (Max((keys["largest"],), (abs(leaf("x")),)),)
 
     def result_formulas(self, keys: Keys, src: TensorSpec) -> dict[str, Scalar]:
-        """The scale."""
         return {"scales": maximum(leaf(keys["largest"]) / dtype_of(self.dtype).largest, LEAST)}
 
     def formula(self, keys: Keys, src: TensorSpec) -> Scalar:
-        """The quotient, rounded."""
-        return Quantize(self.dtype).apply(leaf("x"), self.result_formulas(keys, src)["scales"])
+        """The quotient, rounded; all elements of a scale share a reciprocal, which `LEAST` keeps finite."""
+        scale = self.result_formulas(keys, src)["scales"]
+        return Quantize(self.dtype).rounded(leaf("x") * (1 / scale))
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        """Each dtype and each extent of the scales, on odd sizes."""
         yield "f32[3x5]", cls("i8")
         yield "f32[2x3x7]", cls("f8e4m3")
         yield "f32[2x5x3x7, nhwc]", cls("f8e5m2", "tensor")

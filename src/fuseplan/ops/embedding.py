@@ -52,11 +52,7 @@ class Embedding(Op):
             raise refused(self.name, "padding", "must be a row of the table, or -1", got=self.padding)
 
     def check_dtype(self, src: TensorSpec) -> None:
-        """Indices alone.
-
-        Raises:
-            PlanError: src has numbers of another dtype.
-        """
+        """Indices alone; a PlanError where src has numbers of another dtype."""
         if src.dtype not in INDICES:
             raise PlanError("embedding reads indices", got=src.dtype, want=" or ".join(INDICES))
 
@@ -80,7 +76,6 @@ class Embedding(Op):
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        """Each dtype of the indices, and odd numbers of features."""
         yield "i64[3x5]", cls(7, 5)
         yield "i32[2x3x7]", cls(11, 16)
         yield "i64[9x1]", cls(4, 3, from_end=True)

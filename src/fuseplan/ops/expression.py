@@ -63,16 +63,13 @@ class Expression(Elementwise):
         self._set("values", tuple(values.items()))
 
     def apply(self, x: Scalar, **leaves: Scalar) -> Scalar:
-        """The formula."""
         made = parse_expression(self.expression, ("x", *leaves))
         return replaced(made, {"x": x, **leaves})
 
     def parameters(self) -> tuple[Parameter, ...]:
-        """The numbers that the formula names, by name."""
         return tuple(Parameter(name, value) for name, value in self.values)
 
     def attributes(self) -> dict[str, object]:
-        """The formula."""
         return {"expression": self.expression}
 
     def written(self) -> Iterator[tuple[str, object, bool]]:
@@ -82,7 +79,6 @@ class Expression(Elementwise):
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        """A text, and a function with two parameters."""
         for src in SAMPLE_TENSORS:
             yield src, cls("x * sigmoid(k * x)", k=1.702)
         yield "f32[3x5]", cls(lambda x, low, high: (x - low) / (high - low), low=-1, high=3)

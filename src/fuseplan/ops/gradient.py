@@ -34,22 +34,16 @@ class LinearWeightGradient(Op):
     precision: str = word(PRECISIONS, default="full")
 
     def output(self, src: TensorSpec) -> TensorSpec:
-        """The weight's shape.
-
-        Raises:
-            PlanError: the precision is not for src's dtype.
-        """
+        """The weight's shape; a PlanError where the precision is not for src's dtype."""
         check_precision(self.name, self.precision, src)
         return TensorSpec((self.features, src.shape[-1]), src.dtype)
 
     def meaning(self, given: Given) -> tuple[Array, dict[str, Array]]:
-        """The product in float64."""
         rows = given.operands["grad"].reshape(-1, self.features)
         return rows.T @ given.src.reshape(-1, given.src.shape[-1]), {}
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        """Each rank, on odd sizes."""
         yield "f32[7x5]", cls(9)
         yield "f32[2x7x5]", cls(3)
         yield "f32[2x3x7x5]", cls(11)
@@ -82,7 +76,6 @@ class ConvWeightGradient(OfConvolution):
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        """Those of the convolution."""
         for src, op in CONVOLUTIONS[cls.axes - 1].samples():
             fields: dict[str, Any] = op.attributes()
             yield src, cls(**fields)

@@ -22,22 +22,14 @@ class PerImage(Standardized):
     least: int
 
     def over(self, src: TensorSpec) -> tuple[int, ...]:
-        """The axes behind n, or behind n and c.
-
-        Raises:
-            PlanError: src has too few axes.
-        """
+        """The axes behind n, or behind n and c; a PlanError where src has too few axes."""
         if src.rank < self.least:
             want = "n, c" + " and places" * (self.least > 2)
             raise PlanError(f"{self.name} has no statistics of this tensor", got=str(src), want=want)
         return tuple(sorted(src.canonical_order[self.least - 1 :]))
 
     def output(self, src: TensorSpec) -> TensorSpec:
-        """The shape of src.
-
-        Raises:
-            PlanError: src has too few axes, or groups would differ.
-        """
+        """The shape of src; a PlanError where src has too few axes, or groups would differ."""
         self.over(src)
         self.split(src)
         return super().output(src)
@@ -61,11 +53,7 @@ class OfGroups(PerImage):
         self._set("groups", int(self.groups))
 
     def split(self, src: TensorSpec) -> tuple[int, int]:
-        """The channels' axis, and the groups.
-
-        Raises:
-            PlanError: the groups would differ in size.
-        """
+        """The channels' axis, and the groups; a PlanError where the groups would differ in size."""
         if src.channels % self.groups:
             got = f"{self.groups}, of {src.channels} channels"
             raise refused(self.name, "groups", "must divide the channels", got=got)
@@ -73,7 +61,6 @@ class OfGroups(PerImage):
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        """Each rank, both orders of the axes, odd sizes."""
         make: Any = cls  # one with the fields
         yield "f32[3x6]", make(2)
         yield "f32[2x6x7]", make(3, affine=False)
@@ -89,7 +76,6 @@ class OfChannels(PerImage):
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        """Each rank, both orders of the axes, odd sizes."""
         make: Any = cls  # one with the fields
         yield "f32[2x6x7]", make()
         yield "f32[2x5x3x7, nhwc]", make(affine=False)

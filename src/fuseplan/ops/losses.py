@@ -47,7 +47,6 @@ class OfLogits(Normalization):
         self._set("ignore_index", int(self.ignore_index))
 
     def over(self, src: TensorSpec) -> tuple[int, ...]:
-        """The classes."""
         return (src.channel_axis,)
 
     def output(self, src: TensorSpec) -> TensorSpec:
@@ -112,7 +111,6 @@ class CrossEntropy(OfLogits):
     index_dtype: str = word(INDICES, default="i32")
 
     def removes(self, src: TensorSpec) -> tuple[int, ...]:
-        """The classes."""
         return self.over(src)
 
     def reductions(self, keys: Keys, src: TensorSpec) -> tuple[Statistic, ...]:
@@ -129,7 +127,6 @@ class CrossEntropy(OfLogits):
         return {"lse": where(most < inf, most + log(leaf(keys["exp_sum"])), most)}
 
     def formula(self, keys: Keys, src: TensorSpec) -> Scalar:
-        """The loss."""
         most, logarithm = leaf(keys["largest"]), log(leaf(keys["exp_sum"]))
         loss = most - leaf(keys["picked"]) + logarithm  # in this order, as the maximum may be large
         if self.label_smoothing:
@@ -141,7 +138,6 @@ class CrossEntropy(OfLogits):
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        """Each rank, both orders of the axes, every option."""
         yield "f32[3x5]", cls()
         yield "f32[2x3x7]", cls(label_smoothing=0.25, index_dtype="i64")
         yield "f32[2x5x3x7, nhwc]", cls(ignore_index=2)
@@ -203,17 +199,14 @@ class CrossEntropyBackward(OfLogits):
     index_dtype: str = word(INDICES, default="i32")
 
     def reductions(self, keys: Keys, src: TensorSpec) -> tuple[Statistic, ...]:
-        """None."""
         return ()
 
     def formula(self, keys: Keys, src: TensorSpec) -> Scalar:
-        """The formula of one element."""
         lse, gradient = leaf(keys["lse"]), leaf(keys["gradient"])
         return self.kept(keys, src, self.slope(keys, src, exp(leaf("x") - lse), lse) * gradient)
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        """As those of the loss."""
         yield "f32[3x5]", cls()
         yield "f32[2x3x7]", cls(label_smoothing=0.25, index_dtype="i64")
         yield "f32[2x5x3x7, nhwc]", cls(ignore_index=2)

@@ -26,11 +26,7 @@ class Product(Op):
     batched: bool
 
     def check_dtype(self, src: TensorSpec) -> None:
-        """Floating-point numbers, and i8: its sums are exact.
-
-        Raises:
-            PlanError: src has other elements.
-        """
+        """Floating-point numbers, and i8: its sums are exact; a PlanError where src has other elements."""
         if src.dtype != "i8":
             super().check_dtype(src)
 
@@ -47,7 +43,6 @@ class Product(Op):
         return made if src.dtype != "i8" else made.with_dtype("i32")
 
     def meaning(self, given: Given) -> tuple[Array, dict[str, Array]]:
-        """The product in float64."""
         weight, axis = given.operands["weight"], given.spec.channel_axis
         matrix, rows = weight if self.transposed else weight.swapaxes(-2, -1), given.src.swapaxes(axis, -1)
         images = rows.shape[0] if rows.ndim > 1 else 1  # one row is a tensor of one axis
@@ -83,7 +78,6 @@ class Matmul(Product):
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        """Each order of the weight, and each rank, on odd sizes."""
         yield "f32[7x5]", cls(9)
         yield "f32[3x5]", cls(4, transposed=True)
         yield "f32[2x7x5]", cls(3, batched=True)
@@ -112,7 +106,6 @@ class Linear(Product):
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        """Each rank, on odd sizes."""
         yield "f32[7x5]", cls(9)
         yield "f32[2x7x5]", cls(3)
         yield "f32[2x3x7x5]", cls(11)

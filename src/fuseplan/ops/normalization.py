@@ -42,7 +42,6 @@ class Normalization(Op):
 
     @property
     def reads(self) -> str | None:
-        """Axis 1."""
         return "channels"
 
     @property
@@ -54,11 +53,7 @@ class Normalization(Op):
         return "cell"
 
     def over(self, src: TensorSpec) -> tuple[int, ...]:
-        """The axes of src that are reduced.
-
-        Raises:
-            PlanError: src does not have them.
-        """
+        """The axes of src that are reduced; a PlanError where src does not have them."""
         return (src.channel_axis,) if self.per == "row" else reduced_axes(self.per, src.rank)
 
     def split(self, src: TensorSpec) -> tuple[int, int] | None:

@@ -33,11 +33,7 @@ class Parted(Elementwise):
 
     @abstractmethod
     def split(self, src: TensorSpec) -> Split:
-        """How the axis is in parts.
-
-        Raises:
-            PlanError: the axis has no such parts.
-        """
+        """How the axis is in parts; a PlanError where the axis has no such parts."""
 
     def turned(self, split: Split, src: TensorSpec) -> int:
         """The number of src's parts that the formulas read."""
@@ -57,7 +53,6 @@ class Parted(Elementwise):
         return src if src.layout is not None and tuple(shape) == src.shape else src.with_shape(shape)
 
     def meaning(self, given: Given) -> tuple[Array, dict[str, Array]]:
-        """The formulas in float64, part by part."""
         dst, split = given.by.empty(self.output(given.spec).shape), self.split(given.spec)
         return split.fill(dst, self.formulas(given.spec), self.leaf_values(given), given.by.table), {}
 
@@ -73,7 +68,6 @@ class Gated(Parted):
 
     @property
     def reads(self) -> str | None:
-        """The last axis, or the one that is named."""
         return "rows" if self.axis == "last" else None
 
     def split(self, src: TensorSpec) -> Split:
@@ -92,7 +86,6 @@ class Gated(Parted):
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        """Each rank, activation, gate and order of the parts."""
         make: Any = cls  # one with the fields
         yield "f32[3x10]", make()
         yield "f32[2x3x14]", make(Silu(), gate="first")
@@ -120,7 +113,6 @@ class Glu(Gated):
     interleaved: bool = False
 
     def apply(self, x: Sequence[Scalar], **parameters: Scalar) -> tuple[Scalar, ...]:
-        """The formula."""
         gate, value = self.parted(x)
         return (value * type(self.activation).apply(self.activation, gate, **parameters),)
 
@@ -159,7 +151,7 @@ class GluBackward(Gated):
 
 def _angles(op: Rotary, src: TensorSpec) -> Along:
     """Axes of positions and of pairs."""
-    position = src.names.index("s") if "s" in src.names else src.rank - 2
+    position = src.names.index("s") if "s" in src.names[:-1] else src.rank - 2
     axes = (0, position) if op.batched and position else (position,)
     count = op.dimensions(src) // (1 if op.whole else 2)
     return Along((*axes, src.rank - 1), (*(src.shape[axis] for axis in axes), count))
@@ -172,7 +164,7 @@ class Rotary(Parted):
     Rotary position embedding: pairs of elements of the last axis are turned by an angle for each position.
     The elements of a pair are `dims`/2 apart, as in Llama; with `interleaved` they are neighbours, as in
     GPT-J. `dims` elements are turned, all with 0, and the others pass unchanged. Positions are the axis s, or
-    the axis in front of the last where no axis has that name: f16[8x32x512x128, bhsd] and
+    the axis in front of the last where no other axis has that name: f16[8x32x512x128, bhsd] and
     f16[8x512x32x128, bshd] are both turned along s.
 
     `inverse` turns by the negative angles, which is also the gradient: that of src is `rotary(inverse=True)`
@@ -247,7 +239,6 @@ class Rotary(Parted):
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        """Both orders of the axes and of the pairs, a part of the axis, and angles of each image."""
         yield "f32[2x3x5x14, bhsd]", cls()
         yield "f32[2x5x3x14, bshd]", cls(interleaved=True)
         yield "f32[2x3x5x14]", cls(dims=6)

@@ -143,7 +143,6 @@ class MaxPool1d(MaxPool):
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        """Each attribute, on odd sizes."""
         yield "f32[2x3x11]", cls(3)
         yield "f32[2x5x9, nwc]", cls(2, stride=3, padding=1, dilation=2, ceil_mode=True)
 
@@ -167,7 +166,6 @@ class MaxPool2d(MaxPool):
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        """Each attribute, on odd sizes."""
         yield "f32[2x5x9x8, nhwc]", cls(3, stride=2, padding=1)
         yield "f32[2x3x7x9]", cls(3, stride=2, padding=1)
         yield "f32[1x3x8x6, nhwc]", cls((2, 3), stride=(2, 1), padding=((0, 1), (1, 0)), dilation=(1, 2))
@@ -186,7 +184,6 @@ class MaxPool3d(MaxPool):
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        """Each attribute, on odd sizes."""
         yield "f32[1x3x4x5x6]", cls(2, stride=1, padding=1)
         yield "f32[2x4x5x3x7, ndhwc]", cls((1, 3, 2), stride=(2, 1, 3), padding="same")
 
@@ -203,7 +200,6 @@ class AvgPool1d(AvgPool):
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        """Each attribute, on odd sizes."""
         yield "f32[2x3x11]", cls(3, stride=2, padding=1)
         yield "f32[2x5x9, nwc]", cls(2, stride=3, padding=1, ceil_mode=True, count_include_pad=False)
 
@@ -222,7 +218,6 @@ class AvgPool2d(AvgPool):
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        """Each attribute, on odd sizes."""
         yield "f32[2x5x9x8, nhwc]", cls(3, stride=2, padding=1)
         yield "f32[2x3x7x9]", cls(2)
         yield (
@@ -244,7 +239,6 @@ class AvgPool3d(AvgPool):
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        """Each attribute, on odd sizes."""
         yield "f32[1x3x4x5x6]", cls(2, stride=1, padding=1, count_include_pad=False)
         yield "f32[2x4x5x3x7, ndhwc]", cls((1, 3, 2), stride=(2, 1, 3), padding="same")
 

@@ -44,12 +44,10 @@ class Within(Elementwise):
         return TensorSpec(src.shape, src.dtype, strides=strides, names=src.names)
 
     def apply(self, x: Scalar) -> Scalar:
-        """The same."""
         return x
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        """Features that are innermost."""
         yield "f32[3x5]", cls(7)
         yield "f32[2x5x3x7, nhwc]", cls(9)
 
@@ -106,12 +104,10 @@ class Split(Elementwise):
         return super().output(src)
 
     def apply(self, x: Scalar) -> Scalar:
-        """The same."""
         return x
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        """Equal ranges and others."""
         yield "f32[3x6]", cls(("q", "k", "v"))
         yield "f32[2x5x3x7, nhwc]", cls(("a", "b"), (2, 3))
 

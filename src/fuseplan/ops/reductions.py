@@ -63,17 +63,14 @@ class OverAxes(Normalization):
         return tuple(sorted(found))
 
     def output(self, src: TensorSpec) -> TensorSpec:
-        """As of every operator with statistics; the axes are src's."""
         self.over(src)
         return super().output(src)
 
     def numbered(self, axes: tuple[int, ...]) -> Normalization:
-        """The operator over these axes."""
         return type(self)(**{**self.attributes(), "axes": axes})
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        """Each rank, each way to tell axes, odd sizes."""
         yield "f32[3x5]", cls(axes=-1)  # type: ignore[call-arg]
         yield "f32[2x3x7]", cls(axes=-1)  # type: ignore[call-arg]
         yield "f32[2x3x7, nwc]", cls(axes=1)  # type: ignore[call-arg]
@@ -103,7 +100,6 @@ class Exponentials(OverAxes):
     """An operator with the maximum over axes, and the sum of exponentials less it."""
 
     def reductions(self, keys: Keys, src: TensorSpec) -> tuple[Statistic, ...]:
-        """The maximum, and the sum of exponentials."""
         return (SumExp((keys["largest"], keys["exp_sum"]), (leaf("x"),)),)
 
 
@@ -172,16 +168,13 @@ class Removing(OverAxes):
         return src.with_shape(self.spread_shape(src)) if self.keepdim else super().output(src)
 
     def spread_shape(self, src: TensorSpec) -> tuple[int, ...]:
-        """Extent 1 along the reduced axes."""
         over = self.over(src)
         return tuple(1 if axis in over else extent for axis, extent in enumerate(src.shape))
 
     def reductions(self, keys: Keys, src: TensorSpec) -> tuple[Statistic, ...]:
-        """The statistic."""
         return (self.statistic((keys[self.number],), (leaf("x"),)),)
 
     def formula(self, keys: Keys, src: TensorSpec) -> Scalar:
-        """The number."""
         return leaf(keys[self.number])
 
 
@@ -211,7 +204,6 @@ class Mean(Removing):
     statistic, number = Sums, "total"
 
     def formula(self, keys: Keys, src: TensorSpec) -> Scalar:
-        """The sum over the number of elements."""
         return leaf(keys["total"]) / self.count(src)
 
 
@@ -301,11 +293,9 @@ class Var(Removing):
         return super().output(src)
 
     def reductions(self, keys: Keys, src: TensorSpec) -> tuple[Statistic, ...]:
-        """The mean, and the mean of squared deviations."""
         return (Moments((keys["mean"], keys["variance"]), (leaf("x"),)),)
 
     def formula(self, keys: Keys, src: TensorSpec) -> Scalar:
-        """The variance, corrected."""
         count = self.count(src)
         return leaf(keys["variance"]) * (count / (count - self.correction))
 
@@ -334,7 +324,6 @@ class Argmax(Removing):
         return super().output(src).with_dtype("i32")
 
     def reductions(self, keys: Keys, src: TensorSpec) -> tuple[Statistic, ...]:
-        """The maximum and its index."""
         return (ArgMax((keys["largest"], keys["place"]), (leaf("x"), leaf(INDEX))),)
 
 

@@ -45,7 +45,6 @@ class StandardizedBackward(Standardized):
     """inverse * (g - sum(g)/count - n * sum(g*n)/count): the gradient of src of a `Standardized`."""
 
     def reductions(self, keys: Keys, src: TensorSpec) -> tuple[Statistic, ...]:
-        """Mean and variance of input; then the two sums of the gradient."""
         moments = (keys["row_mean"], keys["row_variance"])
         return Moments(moments, (leaf(keys["input"]),)), self.gradient_sums(keys)
 
@@ -55,7 +54,6 @@ class StandardizedBackward(Standardized):
         return Sums((keys["gradient_sum"], keys["product_sum"]), (scaled, scaled * (apart * inverse)))
 
     def normalized(self, keys: Keys, at: str = "input") -> tuple[Scalar, Scalar]:
-        """Of input."""
         return super().normalized(keys, at)
 
     def formula(self, keys: Keys, src: TensorSpec) -> Scalar:
@@ -95,17 +93,14 @@ class LayerNormBackward(_OfOperands, StandardizedBackward, RowNormalization):
     epsilon: float = parameter(default=1e-5, when=lambda op: not op.is_saved)
 
     def reductions(self, keys: Keys, src: TensorSpec) -> tuple[Statistic, ...]:
-        """The two sums of the gradient alone, where the statistics are given."""
         return (self.gradient_sums(keys),) if self.is_saved else super().reductions(keys, src)
 
     def normalized(self, keys: Keys, at: str = "input") -> tuple[Scalar, Scalar]:
-        """Of input."""
         if not self.is_saved:
             return super().normalized(keys, at)
         return leaf(keys[at]) - leaf(keys["mean"]), leaf(keys["inverse"])
 
     def sums(self, keys: Keys, src: TensorSpec) -> dict[str, Scalar]:
-        """The gradients of scale and shift, where they are results."""
         apart, inverse = self.normalized(keys)
         made = {"scale_gradient": leaf("x") * (apart * inverse), "shift_gradient": leaf("x")}
         return made if self.gradients else {}
@@ -172,7 +167,6 @@ class RmsNormBackward(_OfOperands, RowNormalization):
     epsilon: float = parameter(default=1e-5, when=lambda op: not op.is_saved)
 
     def sums(self, keys: Keys, src: TensorSpec) -> dict[str, Scalar]:
-        """The gradient of scale, where it is a result."""
         return (
             {"scale_gradient": leaf("x") * (leaf(keys["input"]) * self._inverse(keys, src))}
             if self.gradients
@@ -213,11 +207,9 @@ class SoftmaxBackward(OverAxes):
     axes: Axes = -1
 
     def reductions(self, keys: Keys, src: TensorSpec) -> tuple[Statistic, ...]:
-        """The sum of the gradient times the output."""
         return (Sums((keys["product_sum"],), (leaf("x") * leaf(keys["result"]),)),)
 
     def formula(self, keys: Keys, src: TensorSpec) -> Scalar:
-        """The formula."""
         return leaf(keys["result"]) * (leaf("x") - leaf(keys["product_sum"]))
 
 
@@ -235,11 +227,9 @@ class LogSoftmaxBackward(OverAxes):
     axes: Axes = -1
 
     def reductions(self, keys: Keys, src: TensorSpec) -> tuple[Statistic, ...]:
-        """The sum of the gradient."""
         return (Sums((keys["gradient_sum"],), (leaf("x"),)),)
 
     def formula(self, keys: Keys, src: TensorSpec) -> Scalar:
-        """The formula."""
         return leaf("x") - exp(leaf(keys["result"])) * leaf(keys["gradient_sum"])
 
 

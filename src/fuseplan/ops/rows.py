@@ -17,7 +17,6 @@ class Standardized(Normalization):
     affine: bool
 
     def reductions(self, keys: Keys, src: TensorSpec) -> tuple[Statistic, ...]:
-        """Mean and variance."""
         return (Moments((keys["row_mean"], keys["row_variance"]), (leaf("x"),)),)
 
     def formula(self, keys: Keys, src: TensorSpec) -> Scalar:
@@ -38,7 +37,6 @@ class RowNormalization(Normalization):
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        """Each rank, and without operands."""
         yield "f32[3x5]", cls()
         yield "f32[2x3x7]", cls()
         yield "f32[2x5x3x7]", cls()
@@ -84,7 +82,6 @@ class RmsNorm(RowNormalization):
     epsilon: float = parameter(default=1e-5)
 
     def reductions(self, keys: Keys, src: TensorSpec) -> tuple[Statistic, ...]:
-        """The sum of a row's squares."""
         return (Sums((keys["square_sum"],), (leaf("x") * leaf("x"),)),)
 
     def formula(self, keys: Keys, src: TensorSpec) -> Scalar:

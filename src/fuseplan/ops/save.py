@@ -31,20 +31,16 @@ class Save(Elementwise):
 
     @property
     def results_made(self) -> Mapping[str, ResultField]:
-        """The value."""
         return {self.key: result("element")}
 
     def apply(self, x: Scalar) -> Scalar:
-        """The same."""
         return x
 
     def meaning(self, given: Given) -> tuple[Array, dict[str, Array]]:
-        """The value, twice."""
         out, _ = super().meaning(given)
         return out, {self.key: given.by.own(out)}
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        """A name, on a tensor of each rank."""
         for text in SAMPLE_TENSORS:
             yield text, cls("kept")

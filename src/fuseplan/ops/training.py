@@ -83,17 +83,14 @@ class ActivationBackward(Elementwise):
 
     @property
     def reads(self) -> str | None:
-        """The axis that the activation takes."""
         return self.of.reads
 
     def apply(self, x: Scalar, input: Scalar | None = None, **leaves: Scalar) -> Scalar:
-        """The formula."""
         at = leaf("x") if input is None else input
         return times(x, slope(self.of, at, leaves, self.by))
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        """Of an activation without parameters, and of some with."""
         yield "f32[3x5]", cls(Relu())
         yield "f32[2x5x3x7, nhwc]", cls(LeakyRelu(0.1))
         yield "f32[2x3x7]", cls(Elu())
@@ -139,15 +136,10 @@ class BatchNormTraining(Normalization):
 
     @property
     def per(self) -> str:
-        """The mode's."""
         return MODES[self.mode]
 
     def output(self, src: TensorSpec) -> TensorSpec:
-        """The shape of src.
-
-        Raises:
-            PlanError: the running variance is of one element, which has none.
-        """
+        """The shape of src; a PlanError where the running variance is of one element, which has none."""
         if self.running and self.count(src) < 2:
             raise PlanError(
                 f"{self.name}: the running variance needs more than one element a mean",
@@ -158,11 +150,9 @@ class BatchNormTraining(Normalization):
         return super().output(src)
 
     def reductions(self, keys: Keys, src: TensorSpec) -> tuple[Statistic, ...]:
-        """Mean and variance of src."""
         return (Moments((keys["batch_mean"], keys["batch_variance"]), (leaf("x"),)),)
 
     def result_formulas(self, keys: Keys, src: TensorSpec) -> dict[str, Scalar]:
-        """The saved and the updated statistics."""
         mean, variance = leaf(keys["batch_mean"]), leaf(keys["batch_variance"])
         found: dict[str, Scalar] = {}
         if self.saved:
@@ -184,7 +174,6 @@ class BatchNormTraining(Normalization):
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        """Each mode, with and without results."""
         yield "f32[3x5]", cls()
         yield "f32[2x3x7]", cls(saved=False)
         yield "f32[2x5x3x7, nhwc]", cls(running=True, momentum=0.3)
@@ -239,11 +228,9 @@ class BatchNormBackward(Normalization):
 
     @property
     def per(self) -> str:
-        """The mode's."""
         return MODES[self.mode]
 
     def reductions(self, keys: Keys, src: TensorSpec) -> tuple[Statistic, ...]:
-        """Mean and variance of input, unless they are given; then the two sums of the gradient."""
         normalized, gradient = self._parts(keys)
         names = keys["gradient_sum"], keys["product_sum"]
         sums = Sums(names, (gradient, gradient * normalized))
@@ -253,7 +240,6 @@ class BatchNormBackward(Normalization):
         return Moments(names, (leaf(keys["input"]),)), sums
 
     def result_formulas(self, keys: Keys, src: TensorSpec) -> dict[str, Scalar]:
-        """The two sums."""
         return {
             "scale_gradient": leaf(keys["product_sum"]),
             "shift_gradient": leaf(keys["gradient_sum"]),
@@ -285,7 +271,6 @@ class BatchNormBackward(Normalization):
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        """Statistics saved and recomputed, each mode, with and without an activation."""
         yield "f32[3x5]", cls()
         yield "f32[2x3x7]", cls(statistics="recomputed")
         yield "f32[2x5x3x7, nhwc]", cls(Relu())

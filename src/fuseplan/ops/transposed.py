@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, replace
 from itertools import product
@@ -22,7 +21,8 @@ from fuseplan.ops.windows import Pair, PerAxis, Window, reach, shortest
 class ConvTranspose(OfConvolution):
     """What transposed convolutions of any number of spatial axes share.
 
-    Features are the output's; `output_padding` makes an axis longer at its end.
+    Features are the output's; `output_padding` makes an axis longer at its end, by less than its stride or
+    its dilation.
     """
 
     onnx = "ConvTranspose"
@@ -43,6 +43,11 @@ class ConvTranspose(OfConvolution):
             raise refused(
                 self.name, "output_padding", "must be 0 or more", got=shown(self.output_padding), want=want
             )
+        limits = map(max, self.steps, self.per_axis(self.dilation))
+        if any(more >= limit for more, limit in zip(ends, limits, strict=True)):
+            problem = "must be less than the stride or the dilation of its axis"
+            got = f"{shown(self.output_padding)}, stride={self.stride}, dilation={self.dilation}"
+            raise refused(self.name, "output_padding", problem, got=got)
         self._set("output_padding", shortest(tuple(map(int, ends))))
 
     def weight_shape(self, src: TensorSpec) -> Shape:
@@ -68,11 +73,6 @@ class ConvTranspose(OfConvolution):
         """The sum in float64: for each tap, one product of matrices, added where the tap lies."""
         window, weight = self.window(given.spec), given.operands["weight"]
         return spread(given.src, by_groups(weight, self.groups), window, given.by.zeros), {}
-
-    @classmethod
-    @abstractmethod
-    def samples(cls) -> Iterator[tuple[str, Op]]:
-        """Tensors and transposed convolutions of them."""
 
 
 def by_groups(weight: Any, groups: int) -> Any:
@@ -125,7 +125,6 @@ class ConvTranspose1d(ConvTranspose):
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        """Each attribute, on odd sizes."""
         yield "f32[2x3x7]", cls(5, kernel=3, stride=2, padding=1)
         yield "f32[1x4x5, nwc]", cls(6, kernel=4, stride=3, padding=((2, 1),), dilation=2, groups=2)
 
@@ -136,7 +135,8 @@ class ConvTranspose2d(ConvTranspose):
 
     The gradient of src of `conv2d` with the same fields, as PyTorch's `conv_transpose2d`. src: (n, c, h, w);
     weight: (c, features/groups, *kernel); dst: (n, features, *output). Along each axis the output has
-    (extent - 1)*stride + dilation*(kernel - 1) + 1 - low - high + output_padding elements.
+    (extent - 1)*stride + dilation*(kernel - 1) + 1 - low - high + output_padding elements. `output_padding`
+    is less than the axis's stride or its dilation.
 
     `kernel`, `stride`, `dilation` and `output_padding` are a number for both axes, or one for each; `padding`
     is that too, or a pair (low, high) for each axis. `precision` is `full`, or `tf32`: then the factors of
@@ -148,14 +148,13 @@ class ConvTranspose2d(ConvTranspose):
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        """Each attribute, on odd sizes."""
         yield "f32[2x5x6x7, nhwc]", cls(7, kernel=2, stride=2)
         yield "f32[2x3x5x4]", cls(5, kernel=3, padding=1)
         yield "f32[1x3x5x7]", cls(4, kernel=4, stride=2, padding=1)
         yield "f32[2x6x4x3, nhwc]", cls(9, kernel=3, stride=2, padding=1, output_padding=1, groups=3)
         yield (
             "f32[1x4x3x5]",
-            cls(6, kernel=(2, 3), stride=(3, 1), padding=((0, 1), (3, 2)), dilation=(2, 1), output_padding=2),
+            cls(6, kernel=(2, 3), stride=(3, 4), padding=((0, 1), (3, 2)), dilation=(2, 1), output_padding=2),
         )
         yield "f32[2x7x5x6]", cls(7, kernel=1, stride=2, groups=7)
 
@@ -173,7 +172,6 @@ class ConvTranspose3d(ConvTranspose):
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        """Each attribute, on odd sizes."""
         yield "f32[1x3x3x4x5]", cls(5, kernel=3, stride=2, padding=1, output_padding=(1, 0, 1))
         yield "f32[2x4x2x3x5, ndhwc]", cls(6, kernel=(1, 3, 2), stride=(2, 1, 2), padding=(0, 1, 0), groups=2)
 

@@ -1,9 +1,10 @@
-"""Graphviz's text of a plan: tensors as boxes, operators as ellipses, operands beside them."""
+"""A plan's graph in Graphviz's language, and a plan in a notebook."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from html import escape
 from typing import Any
 
 from fuseplan.language.tensor import Dense, TensorSpec
@@ -11,13 +12,7 @@ from fuseplan.plans.text import operator_text
 
 
 def dot_text(src: TensorSpec, steps: Sequence[Any], fused: str | None = None) -> str:
-    """The graph of a plan.
-
-    Args:
-        src: its input.
-        steps: its steps.
-        fused: what makes one kernel of them; they stand in a frame with this title.
-    """
+    """The graph of a plan; `fused` is the title of a frame around all steps, which are one kernel."""
     lines = [
         "digraph plan {",
         "  node [fontname=monospace]",
@@ -57,3 +52,27 @@ def _given(step: Any) -> Iterator[str]:
 
 def _tensor(key: str, lies: TensorSpec | Dense) -> Iterator[str]:
     yield from _node(key, f"{key}: {lies}", "box, style=dashed")
+
+
+def preformatted(text: str) -> str:
+    """The HTML of a text with its lines and spaces."""
+    return f"<pre>{escape(text)}</pre>"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """The HTML of a table; cells are code."""
+    lines = ["".join(f"<th>{escape(each)}</th>" for each in head)]
+    lines += ["".join(f"<td><code>{escape(str(cell))}</code></td>" for cell in row) for row in rows]
+    return f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
+
+
+class PlanTable:
+    """A plan that a notebook shows as a table: a row for each operator, with its operands and output."""
+
+    def _repr_html_(self) -> str:
+        plan: Any = self
+        rows: list[Sequence[object]] = [("", "src", "", plan.src)]
+        for step in plan.steps:
+            given = [f"{each.key}: {Dense(each.shape, each.dtype)}" for each in step.operands]
+            rows.append((step.index, operator_text(step.op), ", ".join(given), step.dst))
+        return table(("", "operator", "operands", "output"), rows)

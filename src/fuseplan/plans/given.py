@@ -46,11 +46,7 @@ def _check_keys(what: str, given: Collection[str], known: Collection[str], *, re
 
 
 def wide(name: str, value: ArrayLike, shape: tuple[int, ...]) -> Array:
-    """The array in float64.
-
-    Raises:
-        ArgumentError: it has another shape.
-    """
+    """The array in float64; an ArgumentError where it has another shape."""
     array = np.asarray(value)
     if array.shape != shape:
         raise ArgumentError(f"{name} has shape {array.shape}; want {shape}")

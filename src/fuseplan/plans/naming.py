@@ -20,8 +20,6 @@ def named(src: TensorSpec, ops: Sequence[Op], write: Write) -> TensorSpec:
     """The input with the names that its operators give its axes; itself where its layout names them.
 
     Args:
-        src: the input.
-        ops: all operators.
         write: writes a plan, for the error.
 
     Raises:
@@ -69,7 +67,6 @@ def check(src: TensorSpec, ops: Sequence[Op], write: Write) -> None:
 
     Args:
         src: the plan's input, as `named` gives it; results have the same names, or some of them.
-        ops: the operators.
         write: writes a plan, for the error.
 
     Raises:
@@ -80,15 +77,15 @@ def check(src: TensorSpec, ops: Sequence[Op], write: Write) -> None:
         problem = _contradiction(spec, op)
         if problem:
             remedy = None
-            if op.reads == "rows" and spec is src and spec.rank > 2:
+            if op.reads == "rows" and spec.names == src.names and spec.rank > 2:
                 remedy = _readings(src, ops, index, write)
-            elif op.reads == "channels" and spec is src and spec.rank > 1:
+            elif op.reads == "channels" and spec.names == src.names and spec.rank > 1:
                 remedy = f"With the channels as axis 1, the input is {src.canonical}"
             axes = f"{spec}: the axes are {', '.join(spec.names)}" if spec.shape else f"{spec}: one number"
             text = write(src, ops)
             raise PlanError(f"{op.name}: it {problem}", got=axes, remedy=remedy, text=text, operator=index)
         try:
-            spec = op.output(spec) if op.removes(spec) else spec
+            spec = op.output(spec)
         except PlanError:
             return  # the plan says so when it takes the operator
 

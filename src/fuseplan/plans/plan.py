@@ -26,8 +26,8 @@ from fuseplan.op import Op
 from fuseplan.ops.normalization import Normalization
 from fuseplan.ops.save import Save
 from fuseplan.plans import naming
+from fuseplan.plans.dot import PlanTable, dot_text
 from fuseplan.plans.given import given_by_key, wide
-from fuseplan.plans.notebook import PlanTable
 from fuseplan.plans.step import Step
 from fuseplan.plans.text import check_count, named_text, parse_json, parse_plan, plan_json, plan_text
 
@@ -278,8 +278,6 @@ class FusionPlan(PlanTable):
 
     def to_dot(self) -> str:
         """The plan as a graph in Graphviz's language; `Match.to_dot` frames the kernel too."""
-        from fuseplan.plans.dot import dot_text
-
         return dot_text(self._src, self._steps)
 
     @classmethod

@@ -86,11 +86,7 @@ def parse_plan(text: str) -> tuple[TensorSpec, list[Op]]:
 
 
 def check_count(operators: int) -> None:
-    """Refuses a plan of more operators than one may have.
-
-    Raises:
-        PlanError: there are more.
-    """
+    """Refuses a plan of more operators than one may have; a PlanError where there are more."""
     if operators > limits.OPERATORS:
         raise PlanError(f"a plan has at most {limits.OPERATORS} operators", got=operators)
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import collections
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from fuseplan.execution.stages import Records
 from fuseplan.graph.cut import Cut, Site
 from fuseplan.graph.graph import Graph
+from fuseplan.graph.memory import Buffer
 from fuseplan.graph.node import Node, Origin, told
 from fuseplan.graph.ops import VIEWS
+from fuseplan.graph.place import Call, Compute, Copy, Launch, Placed, Placement, Step, inputs_of
 from fuseplan.graph.why import Reason
 from fuseplan.kernels.target import Target
 from fuseplan.reports.report import Report
@@ -29,8 +33,6 @@ def books(
     """The report on a cut graph, each of whose sites is one launch.
 
     Args:
-        cut: the graph and its plans.
-        target: the machine.
         libraries: how many operators other libraries run, by what runs them.
         numpy: how many operators NumPy runs.
         copies: values that are copied between steps.
@@ -171,7 +173,8 @@ def _measured(site: Site) -> MeasuredRow | None:
         return None
     ours, own = found.seconds.get(found.plan), found.seconds.get(found.peer)
     errors = found.error, found.peer_error, found.allowed
-    return MeasuredRow(found.peer, ours, own, *errors, found.disturbance or "")
+    said = "" if found.code else found.said  # else the reason's
+    return MeasuredRow(found.peer, ours, own, *errors, found.disturbance or "", said)
 
 
 def _reason(cut: Cut, nodes: Sequence[Node]) -> Reason | None:
@@ -186,3 +189,49 @@ def _reasons(cases: Iterable[tuple[Reason, int, str, str]]) -> tuple[ReasonRow, 
         cases_of = {**row.cases, blamed: (*row.cases.get(blamed, ()), name)}
         found[reason.code] = replace(row, between=row.between + between, cases=cases_of)
     return tuple(sorted(found.values(), key=lambda row: (-row.between, -row.count)))
+
+
+def report_of(placement: Placement, target: Target | str, ran: Mapping[int, str] | None = None) -> Report:
+    """The report on the steps of a run.
+
+    Args:
+        ran: what runs the operators of another library, by the identity of the node; without it,
+            the library's word stands for it.
+    """
+    libraries: collections.Counter[str] = collections.Counter()
+    for step in placement.steps:
+        if isinstance(step, Call):
+            libraries.update((ran or {}).get(id(node), step.unit.library) for node in step.unit.nodes)
+    by_numpy = sum(isinstance(step, Compute) and not _is_copy(step) for step in placement.steps)
+    copies = tuple(_copies(placement))
+    return books(placement.cut, target, numpy=by_numpy, libraries=libraries, copies=copies)
+
+
+def _copies(placement: Placement) -> Iterator[CopyRow]:
+    """Copies between steps, and views of elements that do not lie so."""
+    for index, step in enumerate(placement.steps):
+        if not _is_copy(step) or not isinstance(step, Copy | Compute) or step.dst is None:
+            continue
+        buffer = step.dst.buffer
+        value = step.value if isinstance(step, Copy) else step.node.outputs[0]
+        readers = (each for each in placement.steps[index + 1 :] if _reads(each, buffer))
+        nbytes = 2 * math.prod(buffer.shape) * buffer.dtype.itemsize
+        yield CopyRow(value, nbytes, next(map(_told, readers), "the outputs"))
+
+
+def _is_copy(step: Step) -> bool:
+    """Whether a step gives the same elements: a copy, or a view whose elements do not lie so."""
+    is_view = isinstance(step, Compute) and isinstance(step.node.op, VIEWS) and step.dst is not None
+    return isinstance(step, Copy) or is_view
+
+
+def _reads(step: Step, buffer: Buffer) -> bool:
+    return any(isinstance(each, Placed) and each.buffer is buffer for each in inputs_of(step))
+
+
+def _told(step: Step) -> str:
+    if isinstance(step, Launch):
+        return str(step.site.plan)
+    if isinstance(step, Copy):
+        return f"a copy of {step.value}"
+    return told(step.node if isinstance(step, Compute) else step.unit.nodes[0])

@@ -52,7 +52,6 @@ class Comparison(Printed):
 
     Attributes:
         outputs: error and largest right error, by the output's name.
-        steps: in order.
         first: the first step over its allowed error; None where all are within.
     """
 
@@ -95,7 +94,6 @@ def compared(
     """Runs a model step by step beside its float64 meaning.
 
     Args:
-        session: the model, ready to run.
         exact: the graph that tells its meaning, with the same names of values.
         given: the inputs by name.
         run: what evaluates other libraries' operators of `exact`.

@@ -20,12 +20,7 @@ STATES = ("fused", "left", "view", "folded")
 
 
 def page(report: Report, title: str) -> str:
-    """The page: a summary, the graph with a box a kernel, the plans, the reasons and the copies.
-
-    Args:
-        report: what became of a model's operators.
-        title: the model's name.
-    """
+    """The page: a summary, the graph with a box a kernel, the plans, the reasons and the copies."""
     return "\n".join(
         [
             '<!doctype html><html lang="en"><head><meta charset="utf-8">',

@@ -113,7 +113,6 @@ class Profile(Printed):
         yield title, ("plan", "time", "estimate", "text"), rows
 
     def lines(self) -> Iterator[str]:
-        """Both tables."""
         return (line for table in self.tables for line in _lines(*table))
 
 
@@ -124,8 +123,6 @@ def profiled(
 
     Args:
         report: what becomes of its operators.
-        graph: as it was read.
-        target: the machine.
         runner: the runtime that ran the operators.
         seconds: of each operator, by name; operators that are not run have none.
     """

@@ -148,13 +148,15 @@ def _plan_lines(sites: Sequence[SiteRow]) -> Iterator[str]:
 
 
 def measured_text(measured: MeasuredRow) -> str:
-    """The time beside the framework's, the error beside the one that is right."""
+    """The time beside the framework's, the error beside the one that is right; or why there are none."""
+    if measured.error is None and measured.said:
+        return measured.said
     times = [] if measured.seconds is None else [f"{seconds_text(measured.seconds)} measured"]
     if measured.gain is not None:
         times.append(f"{measured.gain:.2f} times as fast as {measured.peer}")
     error = "not finite" if measured.error is None else f"{measured.error:.1e}"
     times.append(f"error {error} of {measured.allowed:.1e}")
-    return ", ".join([*times, *filter(None, [measured.disturbance])])
+    return ", ".join([*times, *filter(None, [measured.said, measured.disturbance])])
 
 
 def _reason_lines(head: str, reasons: Sequence[ReasonRow], *, is_remedied: bool) -> Iterator[str]:

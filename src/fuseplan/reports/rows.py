@@ -61,6 +61,7 @@ class MeasuredRow:
         peer_error: the framework's; None where its operators were not run.
         allowed: the largest error that is right.
         disturbance: which other use of the machine makes the times unreliable; empty where there was none.
+        said: why the plan, or the framework beside it, was not timed; empty where both were.
     """
 
     peer: str
@@ -70,6 +71,7 @@ class MeasuredRow:
     peer_error: float | None
     allowed: float
     disturbance: str
+    said: str = ""
 
     @property
     def gain(self) -> float | None:

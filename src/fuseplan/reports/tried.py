@@ -73,7 +73,6 @@ def tried(cut: Cut, name: str) -> Tried:
     """The attempts at an operator.
 
     Args:
-        cut: the graph and its plans.
         name: of the framework's operator, as the report has it.
 
     Raises:

@@ -20,11 +20,7 @@ class Stored(Record):
 
     @classmethod
     def from_json(cls, told: Any) -> Self:
-        """The record that `to_json` told.
-
-        Raises:
-            ValueError: it did not.
-        """
+        """The record that `to_json` told; a ValueError where it did not."""
         if not isinstance(told, dict):
             raise ValueError("it is not an object")
         return record(cls, {name: told[name] for name in told if name not in cls.derived})
@@ -95,7 +91,6 @@ def read(name: str, made: Callable[[Any], R]) -> list[R]:
     """The records in a file, oldest first; a line or a file that is broken costs itself and one warning.
 
     Args:
-        name: of the file.
         made: makes a record of a line's value; raises ValueError where it is none.
     """
     where = cache.folder()

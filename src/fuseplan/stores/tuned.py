@@ -82,11 +82,7 @@ class Tuned:
 
     @classmethod
     def from_json(cls, told: Any) -> Tuned:
-        """The choice that `to_json` told.
-
-        Raises:
-            ValueError: it did not.
-        """
+        """The choice that `to_json` told; a ValueError where it did not."""
         if not isinstance(told, dict):
             raise ValueError("it is not an object")
         names = [field.name for field in fields(Key)]
@@ -149,11 +145,7 @@ def merged(files: Iterable[Path]) -> list[Tuned]:
 
 
 def read(place: Path) -> Iterator[Tuned]:
-    """The choices in a file.
-
-    Raises:
-        ArgumentError: it cannot be read, or a line is no choice.
-    """
+    """The choices in a file; an ArgumentError where it cannot be read, or a line is no choice."""
     try:
         data = bytes_of(place, limits.LINES_BYTES)
     except (OSError, ValueError) as error:

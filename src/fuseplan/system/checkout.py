@@ -21,7 +21,6 @@ def tool(module: str, asked: str) -> ModuleType:
     """The module `benchmarks.<module>` of the checkout.
 
     Args:
-        module: its name.
         asked: what needs it, for the message.
 
     Raises:

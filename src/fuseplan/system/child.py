@@ -70,11 +70,7 @@ class Child:
         )
 
     def send(self, request: Mapping[str, Any]) -> None:
-        """Asks.
-
-        Raises:
-            OSError: the process has ended.
-        """
+        """Asks; an OSError where the process has ended."""
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()

@@ -11,6 +11,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from importlib import import_module
 from typing import Any, Generic, Self, TypeVar, overload
 
 Made = TypeVar("Made")
@@ -46,6 +47,17 @@ def _leave_all() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_take_all, after_in_parent=_leave_all, after_in_child=_leave_all)
+
+
+class Late:
+    """A module by its name: it is imported when something of it is first asked for."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        with loading:
+            return getattr(import_module(self._name), name)
 
 
 class Lock:

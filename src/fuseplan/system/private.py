@@ -34,11 +34,7 @@ _checked: dict[Path, tuple[int, ...]] = {}  # folders as they were when they wer
 
 
 class NotPrivateError(OSError):
-    """Another user could write the file or folder.
-
-    Attributes:
-        remedy: a sentence's beginning on how to make it private.
-    """
+    """Another user could write the file or folder; `remedy` begins a sentence on how to make it private."""
 
     def __init__(self, problem: str, remedy: str) -> None:
         super().__init__(problem)
@@ -106,8 +102,6 @@ def read(place: Path, most: int, *, marks_use: bool = False) -> bytes:
     """The bytes of a private file of at most `most`.
 
     Args:
-        place: the file.
-        most: bytes.
         marks_use: set the file's time, once a day, so that the files which nobody uses can be told.
 
     Raises:

@@ -29,11 +29,7 @@ _STEPS = {b"[": 1, b"{": 1, b"]": -1, b"}": -1}
 
 
 class Record:
-    """A frozen dataclass whose fields are its JSON.
-
-    Attributes:
-        derived: properties that its JSON has too, for readers.
-    """
+    """A frozen dataclass whose fields are its JSON, and the properties that `derived` names."""
 
     derived: ClassVar[tuple[str, ...]] = ()
 
@@ -92,7 +88,6 @@ def record(kind: type[R], told: Any, where: str = "it") -> R:
     """The record that an object tells, with its lists as tuples.
 
     Args:
-        kind: a dataclass.
         told: the object; a member for a field that is a dataclass is an object too.
         where: its place in the file, for the message.
 

@@ -7,7 +7,9 @@ that the plan has. New NumPy outputs follow the same rule.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import mmap
 import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Union
@@ -18,6 +20,7 @@ from numpy.typing import NDArray
 from fuseplan.errors import ArgumentError, PlanError, a_thing
 from fuseplan.language.dtypes import DTYPES, HELD, STORED, dtype_of, widen
 from fuseplan.language.tensor import Dense, TensorSpec
+from fuseplan.system.locks import Lock
 
 if TYPE_CHECKING:
     from fuseplan.tensors.torch_tensors import TorchForm
@@ -25,7 +28,11 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 
 ALIGNMENT = 64
+HUGE_PAGE = 1 << 21
+REGION = 1 << 24  # bytes that small pieces share
 WORK: Any = 10_000  # candidates NumPy may look at to tell whether two views share an element
+_rest: list[NDArray[np.uint8]] = []  # what is left of the region begun last
+_sharing = Lock()
 
 
 @dataclass(frozen=True)
@@ -34,7 +41,6 @@ class Buffer:
 
     Attributes:
         address: of the element at index zero on every axis.
-        shape: logical extents.
         dtype: one of `DTYPES`.
         strides: in elements and logical order; may be zero or negative.
         readonly: must not be written.
@@ -219,9 +225,37 @@ def aligned_bytes(nbytes: int) -> NDArray[np.uint8]:
     return raw[start : start + nbytes]
 
 
-def aligned_copy(array: Array) -> Array:
+def lasting_bytes(nbytes: int) -> NDArray[np.uint8]:
+    """The same for memory that many calls read: in huge pages, where the system has them.
+
+    With pages of 4 kB, a core of a Xeon reads weights out of memory with 10 GB/s, and with 15 otherwise.
+    Small pieces share a region, which is freed with the last of them.
+    """
+    if nbytes >= REGION // 4:
+        return _in_huge_pages(nbytes)
+    size = -(-nbytes // ALIGNMENT) * ALIGNMENT
+    with _sharing:
+        rest = _rest.pop() if _rest and _rest[0].nbytes >= size else _in_huge_pages(REGION)
+        _rest[:] = [rest[size:]]
+    return rest[:nbytes]
+
+
+def _in_huge_pages(nbytes: int) -> NDArray[np.uint8]:
+    """Memory of its own: pages that were small before, as the heap's may be, stay small."""
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return aligned_bytes(nbytes)
+    pages = mmap.mmap(-1, nbytes + HUGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # Linux may be built without them
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    raw = np.frombuffer(pages, np.uint8)
+    start = -address_of(raw) % HUGE_PAGE
+    return raw[start : start + nbytes]
+
+
+def aligned_copy(array: Array, *, lasts: bool = False) -> Array:
     """The array, contiguous and aligned to 64 bytes."""
-    copied: Array = aligned_bytes(array.nbytes).view(array.dtype).reshape(array.shape)
+    memory = lasting_bytes(array.nbytes) if lasts else aligned_bytes(array.nbytes)
+    copied: Array = memory.view(array.dtype).reshape(array.shape)
     copied[...] = array
     return copied
 

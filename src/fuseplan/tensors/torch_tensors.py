@@ -244,12 +244,7 @@ def _modes() -> _Modes:
 
 
 class TorchForm:
-    """What a torch tensor that was accepted looks like.
-
-    Args:
-        tensor: the tensor.
-        unaligned: bits that no address may have.
-    """
+    """What a torch tensor that was accepted looks like; `unaligned` are bits that no address may have."""
 
     __slots__ = ("_forward", "_is_like", "_lies", "_stacked", "device", "kind", "unaligned")
 

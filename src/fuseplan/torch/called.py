@@ -87,11 +87,7 @@ def _state(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _seen(name: str, value: Any) -> str:
-    """A value that the call is given, a tensor by its description.
-
-    Raises:
-        UnseenError: it has none.
-    """
+    """A value that the call is given, a tensor by its description; an UnseenError where it has none."""
     if not isinstance(value, torch.Tensor):
         return repr(value)
     is_plain = type(value) in PLAIN and value.layout is torch.strided
@@ -275,11 +271,7 @@ def _as_exported() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _unchanged(module: nn.Module) -> Iterator[None]:
-    """Takes back what a call writes into attributes of modules.
-
-    Raises:
-        UnseenError: it wrote.
-    """
+    """Takes back what a call writes into attributes of modules; an UnseenError where it wrote."""
     held: list[tuple[Any, Any]] = [(vars(each), dict(vars(each))) for each in module.modules()]
     values = [value for _, kept in held for value in kept.values() if isinstance(value, CONTAINERS)]
     held += [(value, value.copy()) for value in values]

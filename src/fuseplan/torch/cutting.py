@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,6 +18,8 @@ from fuseplan.graph.cut import Cut, Site
 from fuseplan.graph.find import find
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.layer import Layer
+from fuseplan.graph.node import Node
+from fuseplan.graph.ops import Foreign
 from fuseplan.graph.rules import Rule
 from fuseplan.graph.why import Reason, Why
 from fuseplan.graph.write import Joined
@@ -33,7 +35,7 @@ from fuseplan.torch.described import Described
 from fuseplan.torch.eager import Eager
 from fuseplan.torch.given import stands_for
 from fuseplan.torch.kernels import given_of, operators_text, target_of
-from fuseplan.torch.opening import points
+from fuseplan.torch.opening import Opened, joins_rows, opened_of, points
 from fuseplan.torch.operator import launched
 from fuseplan.torch.reader import ReadGraph, read
 
@@ -71,6 +73,7 @@ def fused(
     joins: bool = False,
     ranges: bool = True,
     framework: type[Eager] = Eager,
+    is_apart: Callable[[Node], bool] = lambda node: isinstance(node.op, Foreign),
 ) -> Fusion:
     """Cuts a graph of functional ATen operators, whose nodes have `val`, and puts plans into a copy.
 
@@ -87,13 +90,15 @@ def fused(
         ranges: plans may compute several products of an input: their weights are joined whenever one changes,
             as in each step of training, where it is left out.
         framework: what computes the operators that no plan does.
+        is_apart: whether it computes an operator whatever plans there are.
     """
     example, other = points(given) if opens else (given, None)
-    module, found, cut = _found(example, device, rules, joins, ranges)
+    may: dict[str, Any] = {"rules": rules, "ranges": ranges, "is_apart": is_apart}
+    module, found, cut = _found(example, device, joins, **may)
     opened = (
-        _opened(found, cut, *_found(other, device, rules, False, ranges)[1:])
+        opened_of(found, cut, *_found(other, device, False, **may)[1:])
         if other
-        else {site.dst: () for site in cut.sites}
+        else {site.dst: Opened() for site in cut.sites}
     )
     cut = _without(cut, Why.INNER_VALUE, lambda site: not {*site.results, *site.reads} <= found.makers.keys())
     cut = _without(cut, Why.OPEN_EXTENT, lambda site: site.dst not in opened)
@@ -128,7 +133,7 @@ def _without_modes() -> AbstractContextManager[None]:
 
 
 def _found(
-    given: fx.GraphModule, device: torch.device, rules: Sequence[Rule], joins: bool, ranges: bool
+    given: fx.GraphModule, device: torch.device, joins: bool, **may: Any
 ) -> tuple[fx.GraphModule, ReadGraph, Cut]:
     """A copy of a graph, what is read of it, and its plans."""
     target, threads = target_of(device)
@@ -140,40 +145,8 @@ def _found(
             node.replace_all_uses_with(maker)
     last = {name for name, node in found.makers.items() if _is_channels_last(node)}
     weights = _weights(found.graph)
-    may = {"joins": joins, "ranges": ranges}
-    cut = find(found.graph, target, threads=threads, weights=weights, last=last, rules=rules, **may)
+    cut = find(found.graph, target, threads=threads, weights=weights, last=last, joins=joins, **may)
     return module, found, cut
-
-
-def _opened(found: ReadGraph, cut: Cut, other: ReadGraph, twin: Cut) -> dict[str, tuple[int, ...]]:
-    """The open axes of each site that is the same with other extents, by the value that it makes."""
-    twins = {site.dst: site for site in twin.sites}
-    pairs = [(site, twins[site.dst]) for site in cut.sites if site.dst in twins]
-    return {
-        site.dst: tuple(
-            a for a in range(site.plan.src.rank) if site.plan.src.shape[a] != twin.plan.src.shape[a]
-        )
-        for site, twin in pairs
-        if _look(site, found.makers) == _look(twin, other.makers)
-    }
-
-
-def _look(site: Site, makers: dict[str, fx.Node]) -> tuple[Any, ...]:
-    """All of a site but the extents that are values' own: numbers that are written, and folded weights."""
-    shapes = {each.key: each.shape for each in given_of(site.plan)}
-    operands = [
-        (key, value, tuple(makers[value].meta["val"].shape) == shapes[key] or shapes[key])
-        if isinstance(value, str)
-        else (key, value if isinstance(value, Joined) else np.asarray(value).tobytes())
-        for key, value in site.operands.items()
-    ]
-    return (
-        operators_text(site.plan),
-        site.plan.src.layout,
-        site.src,
-        [node.origin for node in site.nodes],
-        operands,
-    )
 
 
 def _without(cut: Cut, why: Why, is_left: Callable[[Site], bool]) -> Cut:
@@ -259,20 +232,21 @@ class _Writer:
             if isinstance(node.meta.get("val"), torch.Tensor)
         }
 
-    def write(self, site: Site, opened: tuple[int, ...]) -> None:
+    def write(self, site: Site, opened: Opened) -> None:
         """A site's call in the place of the operator that makes its last value.
 
         Args:
             site: the site.
-            opened: the axes of its src whose extents each call gives.
+            opened: what each call says of open extents.
         """
         heads = [self._makers[name] for name in site.results]
         following = next(node for node in self._graph.nodes if node in heads).next
         with self._graph.inserting_before(following):
-            src = self._src(site)
-            operands = [node for each in given_of(site.plan) for node in self._operand(site, each)]
+            src = self._src(site, opened.axes)
+            given = given_of(site.plan)
+            operands = [node for each in given for node in self._operand(site, each, opened.shapes)]
             plan = FusionPlan(site.plan.src, *site.plan.ops[:-1]) if site.into else site.plan
-            text = operators_text(plan, opened, site.joins)
+            text = operators_text(plan, opened.axes, site.joins)
             call = self._graph.call_function(launched, (text, src, operands))
             made = self._graph.call_function(first, (call,))
             parts = (
@@ -288,7 +262,7 @@ class _Writer:
         elif self._is_lain(src, site.plan.src):
             made.meta[ORDER] = tuple(_by_stride(plan.output.element_strides))
         if site.into:
-            call.meta[WITHIN] = operators_text(site.plan, opened, site.joins)
+            call.meta[WITHIN] = operators_text(site.plan, opened.axes, site.joins)
             join, order = self._makers[site.into.value], tuple(_by_stride(plan.output.element_strides))
             join.target, join.args, join.kwargs = joined, (join.args[0], site.into.axis, order), {}
             join.meta[ORDER] = order
@@ -301,9 +275,12 @@ class _Writer:
         if head in self._strides:
             self._strides[made] = self._strides.pop(head)
 
-    def _src(self, site: Site) -> fx.Node:
+    def _src(self, site: Site, opened: tuple[int, ...]) -> fx.Node:
         """The input: an elementwise plan reads it as it lies, where no layout was wanted."""
         node, spec = self._makers[site.src], site.plan.src
+        if joins_rows(site, self._makers):
+            told = [-1 if axis in opened else extent for axis, extent in enumerate(spec.shape)]
+            node = self._reshaped(node, spec.shape, told)
         is_plain = tuple(_by_stride(spec.element_strides)) == tuple(range(spec.rank))
         if is_plain and all(op.kind == "elementwise" for op in site.plan.ops):
             return node
@@ -325,21 +302,22 @@ class _Writer:
             self._laid_out[node, order] = self._graph.call_function(laid_out, (node, order, True))
         return self._laid_out[node, order]
 
-    def _operand(self, site: Site, operand: Operand | Result) -> Iterator[fx.Node]:
+    def _operand(
+        self, site: Site, operand: Operand | Result, opened: Mapping[str, tuple[int, ...]]
+    ) -> Iterator[fx.Node]:
         value = site.operands[operand.key]
         if isinstance(value, Joined):
             yield from (self._makers[name] for name in value.names)
         elif isinstance(value, str):
-            yield self._value(value, operand)
+            yield self._value(value, operand, opened.get(operand.key, operand.shape))
         else:
             yield self._constant(np.asarray(value))
 
-    def _value(self, value: str, operand: Operand | Result) -> fx.Node:
+    def _value(self, value: str, operand: Operand | Result, opened: tuple[int, ...]) -> fx.Node:
         node, shape = self._makers[value], operand.shape
         told = node.meta["val"]
         if tuple(told.shape) != shape:
-            node = self._graph.call_function(aten.reshape.default, (node, shape))  # (f, 1, 1) as (f,)
-            node.meta["val"] = Described.of(shape, dense(shape, range(len(shape))), told.dtype, told.device)
+            node = self._reshaped(node, shape, opened)  # (f, 1, 1) as (f,)
         if operand.spec is not None:
             return self._lain(node, operand.spec)
         dtype = DTYPES[operand.dtype]
@@ -348,6 +326,13 @@ class _Writer:
             node = self._graph.call_function(aten._to_copy.default, (node,), {"dtype": dtype})
             node.meta["val"] = Described.of(shape, dense(shape, range(len(shape))), dtype, told.device)
         return node
+
+    def _reshaped(self, node: fx.Node, shape: tuple[int, ...], told: Sequence[int]) -> fx.Node:
+        """The value in another shape, which a call of torch's is told with -1 for an open extent."""
+        was = node.meta["val"]
+        made = self._graph.call_function(aten.reshape.default, (node, told))
+        made.meta["val"] = Described.of(shape, dense(shape, range(len(shape))), was.dtype, was.device)
+        return made
 
     def _constant(self, value: NDArray[Any]) -> fx.Node:
         name = f"constant_{len(self._constants)}"

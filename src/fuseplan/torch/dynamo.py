@@ -24,6 +24,7 @@ from fuseplan.torch.heads import join_losses
 from fuseplan.torch.intact import keep_attention, restore_attention
 from fuseplan.torch.masks import fold_masks, simplify_masks
 from fuseplan.torch.reporting import report_of, trace
+from fuseplan.torch.trained import train_attention
 
 
 @dataclass(frozen=True)
@@ -179,10 +180,10 @@ def _with_plans(
         how: the options.
         lost: why Inductor has the whole graph, for the report.
     """
-    if torch.is_grad_enabled():
-        fold_masks(given)
-        join_losses(given, inputs)
+    fold_masks(given)
     keep_attention(given, inputs)
+    join_losses(given, inputs)
+    train_attention(given, inputs)
     forward = partial(_compiled, options=how, example=inputs, lost=lost)
     backward = partial(_compiled, options=how, example=(), lost=lost)
     inference = partial(forward, is_inference=True)

@@ -142,7 +142,7 @@ class Eager:
         """The elements, as torch has them in the model."""
         made = torch.empty_strided(tuple(like.shape), like.stride(), dtype=like.dtype, device=self._device)
         word = str(like.dtype).removeprefix("torch.")
-        return made.copy_(self._tensor(value, "bf16" if word == "bfloat16" else None))
+        return made.copy_(self._tensor(value, "bf16" if word == "bfloat16" else None).reshape(like.shape))
 
 
 class _Kept(fx.Interpreter):  # type: ignore[misc]
@@ -158,7 +158,6 @@ class _Kept(fx.Interpreter):  # type: ignore[misc]
         self.values: dict[str, Any] = {}
 
     def run_node(self, n: fx.Node) -> Any:
-        """Runs a node."""
         made = super().run_node(n)
         if n in self._names:
             self.values[self._names[n]] = made if made.is_cuda else _array(made)

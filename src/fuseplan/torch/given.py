@@ -11,11 +11,12 @@ from fuseplan.graph.formulas import unchanged
 from fuseplan.graph.layer import Layer
 from fuseplan.graph.node import Node, Origin, line_of
 from fuseplan.graph.op import GraphOp
-from fuseplan.graph.ops import Map
+from fuseplan.graph.ops import LEAVES, Map
 from fuseplan.graph.type import FLOATS, WORDS, Type
 from fuseplan.graph.why import Reason, Why
 from fuseplan.op import Op
 from fuseplan.scalar import REBUILD, const, fold, leaf
+from fuseplan.torch.masks import number_of
 
 
 class LeftError(Exception):
@@ -39,7 +40,6 @@ class Given:
     """A node, and the graph that its operators are added to.
 
     Attributes:
-        node: torch's node.
         names: of the arguments of torch's operator.
         added: its operators so far.
         made: the types of their results.
@@ -76,22 +76,14 @@ class Given:
         return name in self.names and self.argument(name) is not None
 
     def number(self, name: str) -> float:
-        """An argument that is a number.
-
-        Raises:
-            LeftError: it is a tensor, or open.
-        """
+        """An argument that is a number; a LeftError where it is a tensor, or open."""
         value = self.argument(name)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise LeftError(Why.FORMULA, value)
         return float(value)
 
     def integers(self, name: str) -> tuple[int, ...]:
-        """An argument that is a list of numbers.
-
-        Raises:
-            LeftError: one is open.
-        """
+        """An argument that is a list of numbers; a LeftError where one is open."""
         values = tuple(self.argument(name))
         if not all(type(each) is int for each in values):
             raise LeftError(Why.SHAPE, values)
@@ -102,11 +94,7 @@ class Given:
         return self.made.get(name) or self._types[name]
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The extents of a value.
-
-        Raises:
-            LeftError: they are open.
-        """
+        """The extents of a value; a LeftError where they are open."""
         shape = self.type_of(name).shape
         if shape is None:
             raise LeftError(Why.SHAPE, name)
@@ -155,21 +143,35 @@ class Given:
         return name
 
     def layer(self, op: Op, *inputs: str) -> str:
-        """Adds an operator of plans.
-
-        Raises:
-            LeftError: a plan has no such tensor.
-        """
+        """Adds an operator of plans; a LeftError where a plan has no such tensor."""
         if not self.type_of(inputs[0]).is_spec:
             raise LeftError(Why.SHAPE, self.type_of(inputs[0]))
         return self.add(Layer(op), *inputs)
 
     def formula(self, text: str, *inputs: str) -> str:
-        """Adds a formula of leaves a, b, c, ..; nothing where one of the inputs can stand for its value."""
-        op, types = Map(text), [self.type_of(each) for each in inputs]
+        """Adds a formula of leaves a, b, c, ..; nothing where one of the inputs can stand for its value.
+
+        An input that is the same number in each call is part of the formula.
+        """
+        op, inputs = self._with_numbers(Map(text), inputs)
+        types = [self.type_of(each) for each in inputs]
         same = unchanged(op, inputs, types, {})
         givers = (each for each in self.node.all_input_nodes if self._values[each] == same)
         return same if same and any(stands_for(each, self.node) for each in givers) else self.add(op, *inputs)
+
+    def _with_numbers(self, op: Map, inputs: tuple[str, ...]) -> tuple[Map, tuple[str, ...]]:
+        nodes = {self._values[each]: each for each in self.node.all_input_nodes}
+        found = {each: number_of(nodes[each]) for each in inputs if each in nodes}
+        numbers = {name: value for name, value in found.items() if value is not None}
+        left = tuple(each for each in inputs if each not in numbers)
+        if not numbers or not left:
+            return op, inputs
+        letters = dict(zip(left, map(leaf, LEAVES), strict=False))
+        meanings = {
+            letter: const(numbers[name]) if name in numbers else letters[name]
+            for letter, name in zip(LEAVES, inputs, strict=False)
+        }
+        return Map.of(fold(op.expression, meanings, REBUILD)), left
 
     def activation(self, op: Op, name: str) -> str:
         """Adds an elementwise operator of one value; its formula, where plans lack the rank."""

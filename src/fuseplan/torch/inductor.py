@@ -26,6 +26,9 @@ from torch.utils import _pytree as pytree
 
 import fuseplan.torch.operator  # noqa: F401 - registers the operator
 from fuseplan.graph.cut import Site
+from fuseplan.graph.layer import Layer
+from fuseplan.graph.node import Node
+from fuseplan.op import Op
 from fuseplan.stores.cache import fingerprint
 from fuseplan.torch.cutting import fused
 from fuseplan.torch.eager import Eager
@@ -57,9 +60,19 @@ make_fallback(RUN, constrain_to_fx_strides, warn=False)
 register_lowering(RUN, type_promotion_kind=None)(_lowered)
 
 
+def _is_taken(op: Op) -> bool:
+    """Whether plans compute an operator: a product, a convolution or attention."""
+    return op.kind == "attention" or "weight" in op.operand_fields
+
+
 def has_weights(site: Site) -> bool:
-    """Whether the site's plan has a product, a convolution or attention."""
-    return any(op.kind == "attention" or "weight" in op.operand_fields for op in site.plan.ops)
+    """Whether the site's plan has such an operator."""
+    return any(map(_is_taken, site.plan.ops))
+
+
+def _is_apart(node: Node) -> bool:
+    """Whether Inductor computes an operator whatever plans there are."""
+    return not (isinstance(node.op, Layer) and _is_taken(node.op.op))
 
 
 class Compiled(Eager):
@@ -78,7 +91,13 @@ class Compiled(Eager):
         return lambda *tensors: made([*tensors])
 
 
-HOW: dict[str, Any] = {"is_taken": has_weights, "opens": False, "framework": Compiled}  # of `fused`, here
+# Of `fused`, here.
+HOW: dict[str, Any] = {
+    "is_taken": has_weights,
+    "opens": False,
+    "framework": Compiled,
+    "is_apart": _is_apart,
+}
 
 
 def compiled(

@@ -211,7 +211,7 @@ class Kernel:
         if parameters or len(given) != len(self._keys):
             check_count(self.plan, self._keys, given, parameters)
         values: dict[str, Any] = {
-            self._keys[place]: _lain(given[place], spec) for place, spec in self._per_call.items()
+            self._keys[place]: lain(given[place], spec) for place, spec in self._per_call.items()
         }
         values |= {key: values[key].clone() for key in self._updated}
         if parameters:
@@ -230,7 +230,7 @@ class Kernel:
         made, _, told, _ = Bindings(self._bind(given), {}, {}, False) if packs_late else self.held(given)
         apart = [place for place in self.constant if self._keys[place] not in made.lent]
         late = {self._keys[place]: given[place] for place in apart if place in changing}
-        lain = {place: _lain(given[place], spec) for place, spec in self._per_call.items()}
+        lain = {place: lain(given[place], spec) for place, spec in self._per_call.items()}
         copied = [given[place] for place in apart if place not in changing]
         copied += [given[place] for place, each in lain.items() if each.data_ptr() != given[place].data_ptr()]
         further = made.further({self._keys[place]: each for place, each in lain.items()})
@@ -261,7 +261,7 @@ class Kernel:
 
     def reads_in_place(self, given: Tensors) -> bool:
         """Whether the plan gives its output alone, and reads operands per element where they lie."""
-        pairs = ((given[place], _lain(given[place], spec)) for place, spec in self._per_call.items())
+        pairs = ((given[place], lain(given[place], spec)) for place, spec in self._per_call.items())
         makes_more = self.plan.results or self.plan.views
         return not makes_more and all(each.data_ptr() == made.data_ptr() for each, made in pairs)
 
@@ -357,7 +357,7 @@ def content(tensor: torch.Tensor) -> bytes:
     return made
 
 
-def _lain(tensor: torch.Tensor, spec: TensorSpec | Dense) -> torch.Tensor:
+def lain(tensor: torch.Tensor, spec: TensorSpec | Dense) -> torch.Tensor:
     """The tensor, or a copy whose elements lie as the kernel reads them."""
     plain, strides = aligned(tensor), spec.element_strides
     if plain.shape != spec.shape or same_strides(spec.shape, plain.stride(), strides):

@@ -30,8 +30,6 @@ class Layer(NamedTuple):
     """One operator of a layer.
 
     Attributes:
-        op: the operator.
-        module: the layer.
         operands: in the operator's order, each the name of the layer's tensor; or, of a tensor that the layer
             has none for, the number that is each of its elements.
     """

@@ -12,10 +12,11 @@ from math import prod
 
 import torch
 from torch import fx, nn
+from torch._subclasses import FakeTensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fuseplan.torch.intact import SDPA, name_of, told
+from fuseplan.torch.intact import SDPA, arguments_of, name_of
 
 aten = torch.ops.aten
 MASK = 3  # the place of the mask among an operator's arguments
@@ -52,17 +53,17 @@ def simplify_masks(graph: fx.Graph) -> None:
 def fold_masks(given: fx.GraphModule) -> None:
     """Does so in a graph of Dynamo's, where gradients are taken: AOT chooses a kernel by the mask."""
     known: dict[fx.Node, torch.Tensor | None] = {}
-    for node in given.graph.find_nodes(op="call_function", target=SDPA):
-        arguments = told(node)
-        mask = arguments["attn_mask"]
-        if not isinstance(mask, fx.Node) or arguments["is_causal"] is not False:
+    for node in given.graph.find_nodes(op="call_function", target=SDPA) if torch.is_grad_enabled() else ():
+        told = arguments_of(node)
+        mask = None if told is None or told["is_causal"] else told["attn_mask"]
+        if told is None or not isinstance(mask, fx.Node):
             continue
         if mask not in known:
             known[mask] = _evaluated(mask)
         value = known[mask]
         hides_none = value is not None and bool(_keeps(value).all())
         if value is not None and (hides_none or _is_causal(value)):
-            node.args, node.kwargs = (), {**arguments, "attn_mask": None, "is_causal": not hides_none}
+            node.args, node.kwargs = (), {**told, "attn_mask": None, "is_causal": not hides_none}
     given.recompile()
 
 
@@ -111,6 +112,16 @@ def _may_write(node: fx.Node) -> bool:
     return node.op != "output" and (writes or "functorch" in name_of(node))
 
 
+def number_of(node: fx.Node) -> float | None:
+    """The value of a node that is one floating-point number in each call; None of all others."""
+    made = node.meta.get("val")
+    if not isinstance(made, torch.Tensor) or made.ndim or not made.is_floating_point():
+        return None
+    with _disable_current_modes():
+        found = _constant(node, {})
+        return None if found is None else float(found)
+
+
 def _constant(node: fx.Node, known: dict[fx.Node, torch.Tensor | None]) -> torch.Tensor | None:
     """The value of a node that reads no input; None of all others."""
     if node not in known:
@@ -119,6 +130,8 @@ def _constant(node: fx.Node, known: dict[fx.Node, torch.Tensor | None]) -> torch
 
 
 def _computed(node: fx.Node, known: dict[fx.Node, torch.Tensor | None]) -> torch.Tensor | None:
+    if node.target is aten.lift_fresh_copy.default:
+        return _literal(node.args[0])
     if not isinstance(node.target, torch._ops.OpOverload) or not _is_pure(node):
         return None
     values = {each: _constant(each, known) for each in node.all_input_nodes}
@@ -127,6 +140,13 @@ def _computed(node: fx.Node, known: dict[fx.Node, torch.Tensor | None]) -> torch
     here = {"device": torch.device("cpu")} if "device" in node.kwargs else {}
     args, kwargs = fx.map_arg((node.args, {**node.kwargs, **here}), values.__getitem__)
     return node.target(*args, **kwargs)
+
+
+def _literal(node: fx.Node) -> torch.Tensor | None:
+    """The tensor that a model's code wrote down, as a graph holds it."""
+    held = getattr(node.graph.owning_module, str(node.target), None) if node.op == "get_attr" else None
+    is_told = isinstance(held, torch.Tensor) and not isinstance(held, FakeTensor)
+    return held.cpu() if is_told else None
 
 
 def _is_pure(node: fx.Node) -> bool:

@@ -19,18 +19,6 @@ from fuseplan.plans.step import Step
 from fuseplan.tensors.torch_tensors import DTYPES
 from fuseplan.torch.kernels import given_of
 
-CONVOLUTIONS = {
-    1: torch.nn.functional.conv1d,
-    2: torch.nn.functional.conv2d,
-    3: torch.nn.functional.conv3d,
-}
-
-TRANSPOSED = {
-    1: torch.nn.functional.conv_transpose1d,
-    2: torch.nn.functional.conv_transpose2d,
-    3: torch.nn.functional.conv_transpose3d,
-}
-
 
 def evaluated(
     plan: FusionPlan, src: torch.Tensor, given: Sequence[torch.Tensor], parameters: Sequence[float]
@@ -78,13 +66,15 @@ def _contracted(
     else:
         sides = [side for pair in reversed(window.padding) for side in pair]
         x, padding = torch.nn.functional.pad(x, sides), 0
-    convolution = CONVOLUTIONS[op.axes]
-    return convolution(x, weight, None, window.stride, padding, window.dilation, op.groups)
+    convolution = getattr(torch.nn.functional, op.name)  # torch names it alike
+    made: torch.Tensor = convolution(x, weight, None, window.stride, padding, window.dilation, op.groups)
+    return made
 
 
 def _transposed(op: ConvTranspose, window: Window, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """By torch's operator without padding; that is cut off, and zeros follow where the output is longer."""
-    whole = TRANSPOSED[op.axes](x, weight, None, window.stride, groups=op.groups, dilation=window.dilation)
+    convolution = getattr(torch.nn.functional, op.name)
+    whole = convolution(x, weight, None, window.stride, groups=op.groups, dilation=window.dilation)
     ends = [
         side
         for (low, _), out, have in zip(window.padding, window.dst, whole.shape[2:], strict=True)

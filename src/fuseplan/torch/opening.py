@@ -9,12 +9,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import fx
 
+from fuseplan.graph.cut import Cut, Site
+from fuseplan.graph.write import Joined
 from fuseplan.torch.described import Described
+from fuseplan.torch.kernels import given_of, operators_text
+from fuseplan.torch.reader import ReadGraph
 
 Numbers = dict[Any, int]  # by torch's symbols
 
@@ -34,6 +40,79 @@ def points(given: fx.GraphModule) -> tuple[fx.GraphModule, fx.GraphModule | None
         other[symbol] = _another(example[symbol], solver.var_to_range.get(symbol), taken)
         taken.add(other[symbol])
     return _at(given, example), _at(given, other)
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What calls of a site say of open extents.
+
+    Attributes:
+        axes: of src.
+        shapes: of operands that lie as other extents than torch's, by their keys; -1 for an open extent.
+    """
+
+    axes: tuple[int, ...] = ()
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, site: Site, twin: Site) -> Self:
+        """Of a site, and the same with other numbers for the open extents."""
+        one, two = (dict(_shapes(each)) for each in (site, twin))
+        shapes = {
+            key: tuple(a if a == b else -1 for a, b in zip(shape, two[key], strict=True))
+            for key, shape in one.items()
+        }
+        src = zip(site.plan.src.shape, twin.plan.src.shape, strict=True)
+        return cls(tuple(axis for axis, (a, b) in enumerate(src) if a != b), shapes)
+
+
+def _shapes(site: Site) -> Iterator[tuple[str, tuple[int, ...]]]:
+    for each in given_of(site.plan):
+        yield each.key, each.shape
+
+
+def opened_of(found: ReadGraph, cut: Cut, other: ReadGraph, twin: Cut) -> dict[str, Opened]:
+    """The sites that are the same with other extents, by the values that they make."""
+    twins = {site.dst: site for site in twin.sites}
+    pairs = [(site, twins[site.dst]) for site in cut.sites if site.dst in twins]
+    alike = [pair for pair in pairs if _look(pair[0], found.makers) == _look(pair[1], other.makers)]
+    made = {site.dst: (site, Opened.of(site, each)) for site, each in alike}
+    return {dst: opened for dst, (site, opened) in made.items() if _is_told(site, opened, found.makers)}
+
+
+def joins_rows(site: Site, makers: dict[str, fx.Node]) -> bool:
+    """Whether torch's value has the rows as one axis that the plan's src has as several."""
+    return bool(makers[site.src].meta["val"].ndim < site.plan.src.rank)
+
+
+def _is_told(site: Site, opened: Opened, makers: dict[str, fx.Node]) -> bool:
+    """Whether src and operands that are reshaped have one open extent each at most: it follows from the rest."""
+    if len(opened.axes) > 1 and joins_rows(site, makers):
+        return False
+    shapes = dict(_shapes(site))
+    values = {key: value for key, value in site.operands.items() if isinstance(value, str)}
+    return all(
+        opened.shapes[key].count(-1) < 2 or tuple(makers[value].meta["val"].shape) == shapes[key]
+        for key, value in values.items()
+    )
+
+
+def _look(site: Site, makers: dict[str, fx.Node]) -> tuple[Any, ...]:
+    """All of a site but the extents that are values' own: numbers that are written, and folded weights."""
+    shapes = dict(_shapes(site))
+    operands = [
+        (key, value, tuple(makers[value].meta["val"].shape) == shapes[key])
+        if isinstance(value, str)
+        else (key, value if isinstance(value, Joined) else np.asarray(value).tobytes())
+        for key, value in site.operands.items()
+    ]
+    return (
+        operators_text(site.plan),
+        site.plan.src.layout,
+        site.src,
+        [node.origin for node in site.nodes],
+        operands,
+    )
 
 
 def _extents(value: Any) -> Iterator[Any]:

@@ -55,8 +55,6 @@ def functions_of(module: nn.Module, inputs: Sequence[Any], kwargs: Mapping[str, 
 
     Args:
         module: as it was before it was fused.
-        inputs: arguments of the call.
-        kwargs: likewise, by name.
     """
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.enable_grad(), watched(module) as watch:
         fake = pytree.tree_map_only(torch.Tensor, mode.from_tensor, (tuple(inputs), dict(kwargs)))

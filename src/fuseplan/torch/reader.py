@@ -40,7 +40,6 @@ def read(given: fx.GraphModule, joins: bool = False) -> ReadGraph:
     """Reads a graph: an operator without a row in the table is torch's own.
 
     Args:
-        given: the graph.
         joins: `cat` is an operator of the graph, into whose value plans may write.
     """
     reader = _Reader(TABLE | {torch.ops.aten.cat.default: _cat} if joins else TABLE)

@@ -60,7 +60,6 @@ class _Walk:
     """Follows the axis that is shared out through a plan.
 
     Args:
-        count: of the processes.
         place: how src is shared out.
         keys: of the tensors that a call gives.
         shares: whether the first contraction's features are.
@@ -180,8 +179,6 @@ def ways(plan: FusionPlan, count: int, operators: str = "") -> Iterator[Way]:
     """The ways for processes along one axis of the mesh; the first is that each computes the whole plan.
 
     Args:
-        plan: the plan.
-        count: of the processes.
         operators: the text that tells which operands are given in several tensors.
     """
     keys = keys_of(operators, plan)

@@ -38,8 +38,6 @@ def faster(
     with gradients is chosen site by site alone: torch compiles its backward pass in the first call.
 
     Args:
-        given: the graph.
-        inputs: of a call.
         choose: `measured`: measure where nothing is stored.
         dryrun: nothing is compiled.
         with_plans: makes the graph with plans; is given the reason why Inductor has the graph, for reports.

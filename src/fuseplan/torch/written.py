@@ -135,11 +135,7 @@ def _read(value: Any, known: list[fx.Node]) -> Any:
 
 
 def tensor_text(tensor: torch.Tensor) -> list[Any]:
-    """A dense tensor with its elements.
-
-    Raises:
-        UnwrittenError: it is too large.
-    """
+    """A dense tensor with its elements; an UnwrittenError where it is too large."""
     if not 0 < tensor.nbytes <= LARGEST:
         raise UnwrittenError(f"a constant of {tensor.nbytes} bytes")
     elements = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()

@@ -149,9 +149,7 @@ def tune_all(
     """Tunes cases and keeps what was found.
 
     Args:
-        labelled: the cases, each with the name of its suite.
         options: how; the file of choices is written anew after each case.
-        done: called with each outcome.
 
     Returns:
         The outcomes by label.

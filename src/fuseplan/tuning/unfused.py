@@ -23,7 +23,6 @@ class OneAtATime:
     """A kernel an operator; calling it runs them in order and gives the last one's output.
 
     Args:
-        plan: the plan.
         arrays: `src` and operands by the plan's keys.
         threads: as for the fused plan.
         target: where; the tensors lie there.

@@ -18,8 +18,7 @@ from fuseplan.errors import ArgumentError, FuseplanError
 from fuseplan.execution.run import BoundPlan
 from fuseplan.execution.runner import Runner
 from fuseplan.execution.stages import Records
-from fuseplan.measure.checks import first_wrong
-from fuseplan.measure.ground import Ground
+from fuseplan.measure.ground import Ground, first_wrong
 from fuseplan.measure.layers import CannotRunError
 from fuseplan.measure.quiet import undisturbed, unsteady
 from fuseplan.stores import journal
@@ -84,11 +83,6 @@ class Verdict(journal.Stored):
 
     @classmethod
     def from_json(cls, told: Any) -> Verdict:
-        """The verdict that `to_json` told.
-
-        Raises:
-            ValueError: it did not.
-        """
         found = super().from_json(told)
         if min(found.fused, *found.others.values()) <= 0:
             raise ValueError("a time is not positive")
@@ -133,8 +127,6 @@ def judge(
     """Times the variants, of which `FUSED` is the fused kernel, and keeps the verdict if it is reliable.
 
     Args:
-        records: of the fused plan.
-        ground: its tensors.
         variants: by name: the fused kernel, `UNFUSED`, and each framework.
         refused: other runs, and why they are not among the variants.
         patience: seconds to wait for other programs to rest.
@@ -174,7 +166,6 @@ def verdict_on(records: Records, runner: Runner, ground: Ground, patience: float
     Args:
         records: of the fused plan; its target is one of this machine's.
         runner: of its program.
-        ground: the plan's, on the target.
         patience: seconds to wait for other programs to rest.
 
     Raises:

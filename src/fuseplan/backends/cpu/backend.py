@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 from fuseplan.backends.backend import Backend
 from fuseplan.backends.host import HostMemory
@@ -13,17 +14,20 @@ from fuseplan.kernels.emit import FIRST_SLOT, Source
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.target import KINDS, Target, host_target
 from fuseplan.kernels.template import Template
-from fuseplan.system.locks import cached_property, loading
-from fuseplan.tensors.arrays import address_of, aligned_bytes
+from fuseplan.system.locks import Late, cached_property
+from fuseplan.tensors.arrays import address_of, lasting_bytes
+
+if TYPE_CHECKING:
+    from fuseplan.backends.cpu import loader, runtime, templates, toolchain
+else:
+    loader = Late("fuseplan.backends.cpu.loader")
+    runtime = Late("fuseplan.backends.cpu.runtime")
+    templates = Late("fuseplan.backends.cpu.templates")
+    toolchain = Late("fuseplan.backends.cpu.toolchain")
 
 
 class Function:
-    """A kernel at an address.
-
-    Attributes:
-        address: of its entry.
-        source: what it was made of.
-    """
+    """A kernel at an address."""
 
     def __init__(self, address: int, source: Source) -> None:
         self.address, self.source = address, source
@@ -52,16 +56,13 @@ class FunctionBlock:
     __slots__ = ("_storage", "_workspace", "bound", "launch", "words")
 
     def __init__(self, function: Function, threads: int) -> None:
-        with loading:
-            from fuseplan.backends.cpu import runtime
-
         slots = function.source.slots
         self._storage = (ctypes.c_int64 * (FIRST_SLOT + len(slots)))()
         self.words: ctypes.Array[ctypes.c_int64] = (ctypes.c_int64 * len(slots)).from_buffer(
             self._storage, 8 * FIRST_SLOT
         )
         self.bound: object = None
-        self._workspace = aligned_bytes(function.source.workspace(threads))
+        self._workspace = lasting_bytes(function.source.workspace(threads))
         for index, slot in enumerate(slots):
             if slot.kind == "workspace":
                 self.words[index] = address_of(self._workspace)
@@ -77,16 +78,9 @@ class CpuBackend(Backend):
 
     @cached_property
     def templates(self) -> tuple[type[Template], ...]:
-        with loading:
-            from fuseplan.backends.cpu.templates import TEMPLATES
-
-        return TEMPLATES
+        return templates.TEMPLATES
 
     def fingerprint(self) -> str | None:
-        """Versions of llvmlite and LLVM."""
-        with loading:
-            from fuseplan.backends.cpu import toolchain
-
         return toolchain.fingerprint()
 
     def refuses(self, target: Target) -> str | None:
@@ -99,48 +93,28 @@ class CpuBackend(Backend):
         return f"this processor ({host.cpu}) has no {', '.join(lacking)}" if lacking else None
 
     def compile_object(self, source: Source, kernel: Kernel, template: Template, target: Target) -> bytes:
-        """Object code for this processor."""
-        with loading:
-            from fuseplan.backends.cpu import toolchain
-
         return toolchain.compile_object(source.text)
 
     def listings(self, target: Target) -> tuple[str, ...]:
-        """LLVM's assembly."""
         return ("asm",)
 
     def listing(self, kind: str, source: Source, kernel: Kernel, template: Template, target: Target) -> str:
         """The assembly for the target's processor, whichever this machine has."""
-        from fuseplan.backends.cpu import toolchain
-
         triple = None if target.is_host else toolchain.triple_of(target)
         return toolchain.assembly(source.text, triple=triple, cpu=target.cpu, features=target.features)
 
     def load(self, kernel: Kernel, source: Source, code: bytes, target: Target) -> Function:
-        """The kernel's entry."""
-        with loading:
-            from fuseplan.backends.cpu import toolchain
-
         return Function(toolchain.load_object(code, [source.entry])[source.entry], source)
 
     def saved(self, source: Source, code: bytes, target: Target) -> bytes:
         """One object of the kernel and of the threads' runtime, for Linux on x86-64."""
-        with loading:
-            from fuseplan.backends.cpu import loader, runtime
-
         if target.name not in loader.FLAGS:
             known = ", ".join(f"cpu:{kind}" for kind in loader.FLAGS)
             raise BuildError(f"code for {target} cannot be saved: saved code is for {known}, on Linux")
-        with loading:
-            from fuseplan.backends.cpu import toolchain
-
         return toolchain.portable_object(source.text, KINDS[str(target)], runtime.pool_text(native=True))
 
     def loaded(self, source: Source, code: bytes, target: Target) -> tuple[Target, Function]:
         """The kernel, and the process's threads, if this is the first kernel that it runs."""
-        with loading:
-            from fuseplan.backends.cpu import loader, runtime
-
         refusal = loader.refusal(target.name)
         if refusal:
             raise BuildError(f"code for {target} does not run here: {refusal}")

@@ -16,10 +16,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from fuseplan.backends.cpu import storage, words
+from fuseplan.backends.cpu import storage
 from fuseplan.backends.cpu.ir import Builder, Value
-from fuseplan.backends.cpu.math_format import absolute, at_least, at_most, rounded
+from fuseplan.backends.cpu.ir_text import vector
+from fuseplan.backends.cpu.math_format import absolute, at_least, at_most, bitwise, rounded
 from fuseplan.backends.cpu.math_functions import constant_power, erf, exp, expm1, log, log1p, power, tanh
+from fuseplan.language.words import random
 from fuseplan.scalar import CASTS, COMPARISONS
 
 
@@ -54,7 +56,7 @@ def table(builder: Builder) -> dict[str, Callable[..., Value]]:
         # x86 looks for a NaN in the first argument: in a long chain x is the one that is made last.
         return b.intrinsic(word, x.type, y, x, flags="nsz ")
 
-    table: words.Table = {
+    table: Table = {
         "const": const,
         "add": lambda x, y: x + y,
         "sub": lambda x, y: x - y,
@@ -77,4 +79,35 @@ def table(builder: Builder) -> dict[str, Callable[..., Value]]:
         **{name: partial(b.compare, f"o{name}") for name in COMPARISONS},
         **{fn: partial(storage.held, b, dtype) for fn, dtype in CASTS.items()},
     }
-    return words.added(b, table)
+    return added(b, table)
+
+
+Table = dict[str, Callable[..., Value]]
+
+
+def added(b: Builder, table: Table) -> Table:
+    """The table with the meanings of `number` and `random`, and of each function of `words.WORDS`."""
+
+    def wide(x: Value, y: Value) -> Value:
+        return b.convert("zext", x, "i64") * b.convert("zext", y, "i64")
+
+    def low(index: Value) -> Value:
+        return b.convert("trunc", index, "i32")
+
+    def high(index: Value) -> Value:
+        return low(bitwise(b, "lshr", index, 32))
+
+    rows: Table = {
+        "number": lambda x: b.convert("sitofp", x, b.element),
+        "low": low,
+        "high": high,
+        "word": lambda x: storage.narrow(b, "i32", x),
+        "bits": lambda number: b.const(number, vector(b.lanes, "i32")),
+        "mul_low": lambda x, y: x * y,
+        "mul_high": lambda x, y: high(wide(x, y)),
+        "plus": lambda x, y: x + y,
+        "xor": lambda x, y: b.op(x.type, f"xor {x.type} {x.name}, {y.name}"),
+        "spread": lambda x: bitwise(b, "ashr", x, 31),
+    }
+    known = table | rows
+    return known | {"random": partial(random, known)}

@@ -55,7 +55,6 @@ class Formulas:
     """Formulas of one element, ready to be evaluated anywhere in a function.
 
     Args:
-        builder: the function they are evaluated in.
         stages: applied one after the other.
         expressions: of what the stages give; `values` has them.
         operands: what the leaves are, besides `x`, parameters and indices.
@@ -291,7 +290,6 @@ class Elementwise(Formulas):
     """The stages before or after a contraction.
 
     Args:
-        frame: the kernel being written.
         role: `prologue`, `between` or `epilogue`.
         builder: the function they are applied in; the frame's body unless told.
         pointers: what the operands' slots hold in that function, by key; `parameters` for the parameters.

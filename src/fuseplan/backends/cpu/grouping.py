@@ -13,8 +13,6 @@ class Grouping:
     """Blocks of channels and the vectors of features that are made from each.
 
     Attributes:
-        conv: the convolution.
-        lanes: elements in a vector.
         channels: channels of a block; they lie side by side.
         features: features made from them; they lie side by side too.
         parts: vectors that a block's features take.

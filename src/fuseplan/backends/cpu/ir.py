@@ -99,7 +99,6 @@ class Builder:
 
     Args:
         module: where the function goes when it is finished.
-        name: the function's name.
         parameters: (type, name) of each; pointers are declared not to alias one another.
         element: the type in which the plan computes, `float` or `double`.
         lanes: elements in a vector register.

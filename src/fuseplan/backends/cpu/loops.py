@@ -27,11 +27,8 @@ def pieces(
     """Calls part(first, count) for whole pieces of an extent in a loop, then for what is left, if anything.
 
     Args:
-        b: the function being written.
-        extent: elements.
         size: elements of a whole piece.
         part: writes the code of one piece.
-        name: of the loop's counter.
         within: the first element, and the one behind the last, where these are not all: an end behind the
             whole pieces is the extent's.
         numbered: `within` and `first` count pieces, not elements.
@@ -60,6 +57,13 @@ def within(b: Builder, number: Index, size: Index, count: Index) -> tuple[Index,
         return 0, count
     start = number * size
     return start, b.smaller(start + size, count)
+
+
+def cut(number: Index, parts: Any, count: Any) -> tuple[Index, Index]:
+    """Where one of so many parts of a count begins and ends, by its number: parts differ by one at most."""
+    if isinstance(parts, int) and parts == 1:
+        return 0, count
+    return number * count // parts, (number + 1) * count // parts
 
 
 def larger(b: Builder, a: Index, other: Index) -> Value:

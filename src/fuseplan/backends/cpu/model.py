@@ -50,8 +50,12 @@ def in_halves(target: Target) -> bool:
 
 
 def features_innermost(kernel: Kernel) -> bool:
-    """Whether the features of one position follow one another in dst."""
-    return kernel.dst.is_channels_last or prod(kernel.dst.shape[2:]) == 1
+    """Whether the features of one position follow one another in dst; the layout of one feature says neither.
+
+    One that is a gated product's counts as innermost, as its gate and value are.
+    """
+    is_gated = kernel.parts is not None and kernel.dst.channels == 1
+    return is_gated or kernel.dst.is_channels_last or prod(kernel.dst.shape[2:]) == 1
 
 
 def padding_claim(kernel: Kernel) -> Claim:

@@ -17,8 +17,6 @@ class PlaneCopy:
     """The rows that a block of results needs, over all positions of the far axes.
 
     Args:
-        frame: the kernel being written.
-        plan: how its src is read.
         block_rows: output rows of a block.
 
     Attributes:

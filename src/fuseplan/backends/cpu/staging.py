@@ -33,7 +33,6 @@ class Staged:
     """How the compute loops find src: a dense channels-last image with (padded) spatial extents.
 
     Attributes:
-        convolution: what is computed.
         copies: whether phase 0 makes a copy; otherwise the loops read src itself.
         low: padding before, per spatial axis.
         extents: spatial sizes with padding.
@@ -90,7 +89,6 @@ def staged(
     """Decides whether src must be copied: padding, another layout or dtype, or a prologue.
 
     Args:
-        kernel: has a contraction.
         always: copy in any case.
         extents: padded spatial sizes, where a template wants more than the taps reach.
         stored: the loops read src's own dtype.

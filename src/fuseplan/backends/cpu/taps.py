@@ -147,7 +147,6 @@ class FarTaps:
     """The axes of a window whose taps are loops.
 
     Args:
-        b: the function being written.
         axes: outermost first.
         strides: elements of src from one position to the next along each.
     """

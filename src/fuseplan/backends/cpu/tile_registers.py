@@ -50,8 +50,6 @@ class Tiles:
     """The registers, for blocks of two by two tiles of sums, or of one by two.
 
     Args:
-        b: the function being written.
-        factors: what is multiplied.
         rows: of src that a tile holds, at most 16.
     """
 

@@ -107,9 +107,6 @@ def tiling(
     """The covering whose tiles are cheapest to address, and waste little.
 
     Args:
-        staged: how src is found.
-        rows: positions in a tile.
-        positions: in the sheet.
         plain: positions are no run elsewhere, even where src is read as one.
         scattered: tiles may begin anywhere; else they are parts of lines, or whole ones.
     """

@@ -82,11 +82,7 @@ def _optimized(
 
 
 def compile_object(text: str) -> bytes:
-    """Object code for this processor.
-
-    Raises:
-        BuildError: LLVM refuses the text.
-    """
+    """Object code for this processor; a BuildError where LLVM refuses the text."""
     machine = _host_machine()
     return bytes(machine.emit_object(_optimized(text, machine)))
 
@@ -95,7 +91,6 @@ def portable_object(text: str, kind: Target, *more: str, public: Sequence[str] =
     """One position-independent object of several texts, for any machine of a kind, whatever this one is.
 
     Args:
-        text: LLVM IR.
         kind: of machine.
         *more: LLVM IR that is linked with the text.
         public: the only functions that others may link with; all of the texts' unless given.
@@ -161,11 +156,7 @@ class _Room:
         self.loads = 1
 
     def take(self) -> None:
-        """Counts a load.
-
-        Raises:
-            MemoryError: too few maps are left.
-        """
+        """Counts a load; a MemoryError where too few maps are left."""
         if self.loads % self.LOADS == 0 and maps_left() < limits.SPARE_MAPS:
             raise MemoryError(
                 f"the kernel is not loaded: this process has fewer than {limits.SPARE_MAPS} memory maps "

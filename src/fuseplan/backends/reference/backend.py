@@ -68,11 +68,9 @@ class ReferenceBackend(Backend):
         return (Interpreted,)
 
     def compile_object(self, source: Source, kernel: Kernel, template: Template, target: Target) -> bytes:
-        """Nothing."""
         return b""
 
     def load(self, kernel: Kernel, source: Source, code: bytes, target: Target) -> Interpretation:
-        """An interpreter of the kernel."""
         with loading:
             from fuseplan.backends.reference.interpreter import Interpreter
 

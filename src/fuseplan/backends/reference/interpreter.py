@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fuseplan.kernels.centre import Reduction, Summary
+from fuseplan.kernels.contracted import KernelTensor
 from fuseplan.kernels.contraction import Contraction
 from fuseplan.kernels.emit import Source
-from fuseplan.kernels.gradients import KernelTensor
 from fuseplan.kernels.kernel import Kernel, KernelOperand, Output, Stage
 from fuseplan.kernels.lookup import Lookup
 from fuseplan.language.attend import Attend, AttendGradient

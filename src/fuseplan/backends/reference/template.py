@@ -36,7 +36,6 @@ class Interpreted(Template):
 
     @classmethod
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
-        """The one there is."""
         yield cls()
 
     def traffic(self, kernel: Kernel, target: Target) -> Traffic:

@@ -63,11 +63,7 @@ class Artifact:
 
     @classmethod
     def unpack(cls, data: bytes) -> Artifact:
-        """What `pack` packed.
-
-        Raises:
-            BuildError: the bytes are something else.
-        """
+        """What `pack` packed; a BuildError where the bytes are something else."""
         try:
             magic, head, binary, text = _HEAD.unpack_from(data)
             if magic != MAGIC or len(data) != _HEAD.size + head + binary + text:

@@ -29,13 +29,7 @@ TOOLS = Path("backends", "nvidia", "bin")  # in Triton's package
 
 @dataclass(frozen=True)
 class Assembler:
-    """One ptxas.
-
-    Attributes:
-        path: the program.
-        version: as it tells it, `13.4.59`.
-        size: bytes of the program.
-    """
+    """One ptxas; its version is as it tells it, `13.4.59`."""
 
     path: Path
     version: str
@@ -66,8 +60,6 @@ class Assembler:
         """A cubin of PTX, and the log, which tells its resources.
 
         Args:
-            ptx: the kernel's PTX.
-            capability: of the GPU, 90 for sm_90.
             text: of the kernel, for the error.
 
         Raises:
@@ -100,9 +92,6 @@ def assembler(package: Path) -> Assembler:
     this machine's driver loads, Triton's `ptxas-blackwell` before those of the PyPI package nvidia-cuda-nvcc.
     Where there is none, it is Triton's `ptxas`.
 
-    Args:
-        package: the folder of Triton's package.
-
     Raises:
         ArgumentError: the setting names no assembler.
         BuildError: Triton's assembler does not run.
@@ -115,11 +104,7 @@ def assembler(package: Path) -> Assembler:
 
 
 def own_assembler(package: Path) -> Assembler:
-    """Triton's `ptxas`, whose PTX its kernels are written in.
-
-    Raises:
-        BuildError: it does not run.
-    """
+    """Triton's `ptxas`, whose PTX its kernels are written in; a BuildError where it does not run."""
     path = package / TOOLS / "ptxas"
     found = _asked(path)
     if found is None:

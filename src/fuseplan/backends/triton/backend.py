@@ -20,10 +20,17 @@ from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.target import Target, gpu_target
 from fuseplan.kernels.template import Template
-from fuseplan.system.locks import cached_property, loading
+from fuseplan.system.locks import Late, cached_property
 
 if TYPE_CHECKING:
+    from fuseplan.backends.triton import launch, memory, templates, toolchain, versions
     from fuseplan.backends.triton.memory import GpuMemory
+else:
+    launch = Late("fuseplan.backends.triton.launch")
+    memory = Late("fuseplan.backends.triton.memory")
+    templates = Late("fuseplan.backends.triton.templates")
+    toolchain = Late("fuseplan.backends.triton.toolchain")
+    versions = Late("fuseplan.backends.triton.versions")
 
 
 class TritonBackend(Backend):
@@ -34,16 +41,9 @@ class TritonBackend(Backend):
 
     @cached_property
     def templates(self) -> tuple[type[Template], ...]:
-        with loading:
-            from fuseplan.backends.triton.templates import TEMPLATES
-
-        return TEMPLATES
+        return templates.TEMPLATES
 
     def fingerprint(self) -> str | None:
-        """Triton's version."""
-        with loading:
-            from fuseplan.backends.triton import toolchain
-
         return toolchain.fingerprint()
 
     def refuses(self, target: Target) -> str | None:
@@ -64,8 +64,6 @@ class TritonBackend(Backend):
 
     def makes(self, template: Template) -> bool:
         """The choices that the installed version of Triton compiles."""
-        from fuseplan.backends.triton import versions
-
         version = versions.version_of()
         return version is None or versions.makes(version, template)
 
@@ -75,42 +73,24 @@ class TritonBackend(Backend):
 
     def compile_object(self, source: Source, kernel: Kernel, template: Template, target: Target) -> bytes:
         """The binary, and what a launch has to know of it."""
-        with loading:
-            from fuseplan.backends.triton import toolchain
-
         return toolchain.compile_object(source, kernel, template, target)
 
     def compile_all(
         self, pairs: Sequence[tuple[Kernel, Template]], target: Target, *, workers: int, seconds: float
     ) -> Iterator[tuple[Source, bytes | BuildError]]:
         """In processes of their own."""
-        with loading:
-            from fuseplan.backends.triton import toolchain
-
         return toolchain.compile_all(pairs, target, workers=workers, seconds=seconds)
 
     def resources(self, code: bytes) -> Mapping[str, int]:
-        """Registers, spills, shared memory."""
-        with loading:
-            from fuseplan.backends.triton import toolchain
-
         return toolchain.resources(code)
 
     def listings(self, target: Target) -> tuple[str, ...]:
-        """NVIDIA's two levels, or AMD's one."""
         return ("asm",) if target.name.startswith("gfx") else ("ptx", "sass")
 
     def listing(self, kind: str, source: Source, kernel: Kernel, template: Template, target: Target) -> str:
-        """What Triton, or ptxas, makes of the source."""
-        from fuseplan.backends.triton import toolchain
-
         return toolchain.listing(kind, source, kernel, template, target)
 
     def load(self, kernel: Kernel, source: Source, code: bytes, target: Target) -> Loaded:
-        """The binary as a module of the device."""
-        with loading:
-            from fuseplan.backends.triton import launch, memory
-
         return launch.load(source, code, memory.queue(_index(target)))
 
     def loaded(self, source: Source, code: bytes, target: Target) -> tuple[Target, Loaded]:
@@ -119,15 +99,9 @@ class TritonBackend(Backend):
         if refusal:
             raise BuildError(f"code for {target} does not run here: {refusal}")
         placed = self.placed(target)
-        with loading:
-            from fuseplan.backends.triton import launch, memory
-
         return placed, launch.load(source, code, memory.queue(placed.device or 0))
 
     def memory(self, target: Target) -> GpuMemory:
-        with loading:
-            from fuseplan.backends.triton import memory
-
         return memory.GpuMemory(memory.queue(_index(target)))
 
 

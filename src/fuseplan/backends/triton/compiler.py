@@ -53,8 +53,6 @@ def compile_source(
     """Machine code of a source.
 
     Args:
-        source: Triton's or Gluon's text and what it says of its arguments.
-        types: of the arguments, from `signature.types_of`.
         target: a kind of GPU: `sm_90`, `gfx942`; its `l1_bytes` is the most shared memory a program may use.
         assembly: keep the PTX or amdgcn as well.
 
@@ -93,11 +91,7 @@ def _told(error: BaseException | None) -> Iterator[str]:
 
 
 def gpu_target(target: Target) -> GPUTarget:
-    """Triton's name of the target.
-
-    Raises:
-        BuildError: it is no kind of GPU.
-    """
+    """Triton's name of the target; a BuildError where it is no kind of GPU."""
     kind, name = target.name[:3], target.name.removeprefix("sm_").rstrip("a")
     if kind == "sm_" and name.isdecimal():
         return GPUTarget("cuda", int(name), 32)

@@ -21,10 +21,13 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from math import frexp
 
+import numpy as np
+
 from fuseplan.backends.triton.functions import Functions
+from fuseplan.backends.triton.storage import Storage, named
 from fuseplan.backends.triton.text import Text
-from fuseplan.backends.triton.words import Words
 from fuseplan.language.dtypes import dtype_of
+from fuseplan.language.words import NUMPY_WORDS, uniform
 from fuseplan.scalar import CASTS, FUNCTIONS, Scalar, call, calls, const, sigmoid
 
 # Bounds of the errors of functions that are not rounded once, in units of the last place.
@@ -98,12 +101,7 @@ def _is_power_of_two(number: float) -> bool:
 
 
 def relative_error(name: str, dtype: str) -> float:
-    """The largest relative error of one function, where its result is a normal number.
-
-    Args:
-        name: of FUNCTIONS.
-        dtype: of the stored tensors.
-    """
+    """The largest relative error of one function of stored elements, where its result is a normal number."""
     row = dtype_of(dtype)
     if row.is_narrow and name in ROUGH:
         return ROUGH[name]
@@ -119,7 +117,6 @@ def table(
     The text imports `triton.language as tl` in either namespace.
 
     Args:
-        text: takes the lines.
         namespace: `tl` or `gl`: what the text calls the language.
         dtype: of the stored results; says how exact the functions have to be.
         compute: the compute dtype; that of `dtype` unless told.
@@ -134,3 +131,63 @@ def table(
 def relative_errors(formulas: Iterable[Scalar], dtype: str) -> float:
     """The sum of the relative errors of all functions in some formulas: see `relative_error`."""
     return sum(relative_error(name, dtype) for formula in formulas for name in calls(formula))
+
+
+Table = dict[str, Callable[..., str]]
+
+
+class Words:
+    """The meaning of each function of `words.WORDS`, and of `number` and `random`; of numbers, a number.
+
+    Args:
+        namespace: `tl` or `gl`.
+        compute: the compute dtype.
+        table: the meaning of the other functions.
+    """
+
+    def __init__(self, text: Text, namespace: str, compute: str, table: Table) -> None:
+        self.text, self.ns = text, namespace
+        self._storage = Storage(text, namespace, compute)
+        number = named(compute, namespace)
+        self.rows: Table = {
+            "number": lambda x: text.let("number", f"{x}.to({number})"),
+            "low": lambda index: text.let("low", f"{index}.to({namespace}.uint32)"),
+            "high": lambda index: text.let(
+                "high", f"({index}.to({namespace}.int64) >> 32).to({namespace}.uint32)"
+            ),
+            "word": self._word,
+            "bits": str,
+            "mul_low": partial(self._row, "mul_low", "{} * {}"),
+            "mul_high": partial(self._row, "mul_high", f"{namespace}.umulhi({{}}, {{}})"),
+            "plus": partial(self._row, "plus", "{} + {}"),
+            "xor": partial(self._row, "xor", "{} ^ {}"),
+            "spread": lambda x: text.let("sign", f"({self._signed(x)} >> 31).to({namespace}.uint32)"),
+        }
+        self._table = table | self.rows
+
+    def _row(self, name: str, text: str, x: str, y: str) -> str:
+        if x.isdigit() and y.isdigit():
+            return str(NUMPY_WORDS[name](*map(np.uint64, (x, y))))
+        if y == "0" and name in ("plus", "xor"):
+            return x
+        return self.text.let(name, text.format(x, y))
+
+    def _signed(self, x: str) -> str:
+        return f"{x}.to({self.ns}.int32, bitcast=True)"
+
+    def _word(self, x: str) -> str:
+        if not x.isidentifier():
+            return str(NUMPY_WORDS["word"](float(x)))
+        return self.text.let("word", f"{self._storage.narrow('i32', x)}.to({self.ns}.uint32)")
+
+    def random(self, index: str, seed: str, offset: str) -> str:
+        """A call of a function of random numbers, which is written once for variable words."""
+        words = {"seed": self._word(seed), "offset": self._word(offset)}
+        given = {name: word for name, word in words.items() if not word.isdigit()}
+        own = {name: name if name in given else word for name, word in words.items()}
+        name = "_".join(["random", *(word for word in words.values() if word.isdigit())])
+
+        def write() -> list[str]:
+            return [uniform(self._table, "index", own["seed"], own["offset"])]
+
+        return self.text.call(name, {"index": index, **given}, write, [self.text.name("drawn")])[0]

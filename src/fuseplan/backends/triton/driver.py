@@ -240,9 +240,5 @@ def driver_release() -> tuple[int, int] | None:
 
 @functools.cache
 def driver() -> CudaDriver:
-    """This machine's driver, initialized once.
-
-    Raises:
-        BuildError: there is none.
-    """
+    """This machine's driver, initialized once; a BuildError where there is none."""
     return CudaDriver()

@@ -94,9 +94,7 @@ class Elementwise:
     """The stages before or after a contraction, ready to be applied anywhere in the kernel's text.
 
     Args:
-        kernel: what is computed.
         role: `prologue`, `between` or `epilogue`.
-        text: takes the lines.
         namespace: what the text calls the language: `tl` or `gl`.
         number: of the part that they are applied to, or make.
 

@@ -52,7 +52,6 @@ class Functions:
     """One method a function, and what they share.
 
     Args:
-        text: takes the lines.
         namespace: `tl` or `gl`.
         dtype: of the results as they are stored.
         compute: the compute dtype.

@@ -31,7 +31,6 @@ class Index:
     """A whole number, or a tensor of whole numbers, of a kernel.
 
     Attributes:
-        text: the expression.
         low, high: the least and the greatest value; infinite where nothing is known.
         binds: how tightly the expression's outermost operator binds.
         is_vector: whether it is a tensor; a number that a vector came to is none, and spreads by itself.

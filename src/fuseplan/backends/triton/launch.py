@@ -36,8 +36,6 @@ class LoadedKernel:
         source: what it was made of; perhaps without its text.
         artifact: what it was loaded from.
         function: the driver's handle.
-        queue: where it is launched.
-        driver: through which.
         words: for each slot, the place of its word: slots of the same tensor share the last one's.
 
     The module is unloaded after the kernel is gone, when the next one is loaded.

@@ -27,12 +27,7 @@ UNALIGNED = ALIGNMENT - 1  # bits that no address has
 
 
 class DeviceCopy:
-    """A tensor that a kernel reads.
-
-    Attributes:
-        tensor: on the device.
-        address: where it begins.
-    """
+    """A tensor that a kernel reads."""
 
     __slots__ = ("address", "tensor")
 
@@ -41,12 +36,7 @@ class DeviceCopy:
 
 
 class Queue:
-    """Where launches on a device go: torch's current stream there.
-
-    Attributes:
-        device: the device's index.
-        stream: gives the current stream's handle.
-    """
+    """Where launches on a device go: torch's current stream there, whose handle `stream` gives."""
 
     def __init__(self, device: int) -> None:
         self.device = device
@@ -142,7 +132,7 @@ class GpuMemory:
         """A torch tensor, whatever the source is."""
         return torch_maker(spec, self._device)
 
-    def packed(self, packing: Packing, buffer: Buffer, *, keep: bool) -> DeviceCopy:
+    def packed(self, packing: Packing, buffer: Buffer, *, keep: bool, lasts: bool = False) -> DeviceCopy:
         """The operand packed; itself where it lies so."""
         owner = buffer.owner if isinstance(buffer.owner, torch.Tensor) else self._torch_view(buffer.owner)
         return DeviceCopy(packed(owner.detach(), packing, keep=keep))

@@ -31,14 +31,7 @@ PATIENCE = 5.0  # seconds for a process to end
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be compiled.
-
-    Attributes:
-        source: the text and what it says of its arguments.
-        types: of the arguments, from `toolchain.types_of`.
-        target: what for.
-        assembly: keep the PTX or amdgcn.
-    """
+    """What is to be compiled."""
 
     source: Source
     types: tuple[str, ...]
@@ -52,7 +45,6 @@ def compile_many(
     """A packed artifact or an error for each job, in the jobs' order, each as soon as all up to it are.
 
     Args:
-        jobs: what to compile.
         workers: processes at a time.
         seconds: the most that one job may take; its process is ended then.
         triton: a folder with another Triton than the installed one, from `pip install --target`.

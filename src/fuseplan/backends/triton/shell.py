@@ -9,11 +9,13 @@ from math import sqrt
 
 from fuseplan.backends.triton.elementwise import argument
 from fuseplan.backends.triton.index import EXTENT, Index, as_index, ceil_div
+from fuseplan.backends.triton.storage import converted_by
 from fuseplan.backends.triton.text import Text
 from fuseplan.kernels.centre import Reduction, Summary
 from fuseplan.kernels.contraction import Contraction
 from fuseplan.kernels.emit import Programs, Slot, Source
 from fuseplan.kernels.kernel import Kernel
+from fuseplan.kernels.target import Target
 from fuseplan.language.attend import Attend, AttendGradient
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.plans.naming import as_rows
@@ -25,7 +27,6 @@ class Writer(ABC):
     """Writes one kernel: a template's writer has the lines of the body, and says how it is launched.
 
     Attributes:
-        kernel: what is computed.
         title: the template's text.
         text: takes the body; functions of its own stand in front of the entry.
         is_open: whether a launch says the extent of an axis.
@@ -67,8 +68,9 @@ class Writer(ABC):
         """The names of the slots."""
         return [argument(slot) for slot in self.slots]
 
-    def source(self) -> Source:
-        """The whole kernel."""
+    def source(self, target: Target) -> Source:
+        """The whole kernel, for a kind of GPU."""
+        self.text.converts = converted_by(target)
         with self.text.function(f"{self.entry}({', '.join(self.arguments)})"):
             self.write_body()
         programs = self.programs

@@ -1,7 +1,8 @@
 """Widens elements that were loaded, and rounds results to the elements that are stored, as lines of text.
 
-fp8 is moved as its bits: not every GPU converts it, and the GPUs that do treat large numbers differently.
-Triton's names of the dtypes are here, those of arguments' types in the table of `dtypes`.
+fp8 is moved as its bits. Not every GPU has instructions that convert it, and those for e5m2 saturate, which
+has infinities: `NATIVE` has what instructions round as `dtypes.narrow` does. Triton's names of the dtypes are
+here, those of arguments' types in the table of `dtypes`.
 """
 
 from __future__ import annotations
@@ -9,10 +10,21 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fuseplan.backends.triton.text import Text
+from fuseplan.kernels.target import Target
 from fuseplan.language.dtypes import FP8, dtype_of
 
 _NAMES = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 _NAMES |= {"u8": "uint8", "i8": "int8", "i32": "int32", "i64": "int64"}
+
+# What NVIDIA's instructions convert, by Triton's names, and the first GPUs that have them. In bits a conversion
+# takes some fourteen instructions, with them half of one.
+NATIVE, SINCE = {"f8e4m3": "float8e4nv"}, 89
+
+
+def converted_by(target: Target) -> frozenset[str]:
+    """The fp8 dtypes that a GPU's own instructions convert."""
+    kind = target.name.removeprefix("sm_")
+    return frozenset(NATIVE if kind.isdecimal() and int(kind) >= SINCE else ())
 
 
 def named(dtype: str, namespace: str = "tl") -> str:
@@ -24,7 +36,6 @@ class Storage:
     """Conversions between elements in memory and the compute dtype.
 
     Args:
-        text: takes the lines.
         namespace: `tl` or `gl`: what the text calls the language.
         compute: the compute dtype.
     """
@@ -36,6 +47,9 @@ class Storage:
         """Elements of a dtype in the compute dtype; the name of the result."""
         if dtype == self.compute:
             return stored
+        if dtype in self.text.converts:
+            number = self._as("f32", self._bits(stored, NATIVE[dtype]))
+            return self.text.let(name, number if self.compute == "f32" else self._as(self.compute, number))
         if dtype in FP8:
             return self._call(f"from_{dtype}", "code", stored, lambda: self._from_fp8(dtype), name)
         return self.text.let(name, self._as(self.compute, stored))
@@ -49,10 +63,12 @@ class Storage:
             return self._as(dtype, f"({x} != 0.0)")
         if not row.is_float:
             return self._call(f"to_{dtype}", "x", x, lambda: self._to_integer(dtype), "stored")
-        if dtype in FP8:
+        if dtype in FP8 and dtype not in self.text.converts:
             return self._call(f"to_{dtype}", "x", x, lambda: self._to_fp8(dtype), "stored")
         if self.compute == "f64" and dtype != "f32":
             x = self._call("cut_off", "x", x, self._cut_off, "cut")
+        if dtype in FP8:
+            return self._bits(f"{x}.to({self.ns}.{NATIVE[dtype]})", "uint8")
         return self._as(dtype, x)
 
     def held(self, dtype: str, x: str) -> str:

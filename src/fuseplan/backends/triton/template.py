@@ -46,7 +46,6 @@ def weight_packing(
     """How a weight is read on a GPU: in its own dtype, its axes in the order `axes`.
 
     Args:
-        operand: the weight.
         axes: the logical axis that stands at each place, outermost first.
         extents: in that order; zeros follow the operand's own.
         gates: steps that bring gates and values together.

@@ -16,11 +16,12 @@ class Text:
     """Lines of Python, indented by the blocks they stand in; names made here are never met twice.
 
     Attributes:
-        functions: lines of the functions that are whole, in the order in which they were finished.
+        converts: fp8 dtypes that the GPU's own instructions convert.
     """
 
     def __init__(self) -> None:
         self.functions: list[list[str]] = []
+        self.converts: frozenset[str] = frozenset()
         self._lines: list[str] = []
         self._depth = 0
         self._names: dict[str, int] = {}
@@ -102,7 +103,6 @@ class Text:
         """Writes a call of a function whose body is written once; the names of its results.
 
         Args:
-            name: the function's.
             given: the values of names in the body that differ from call to call; its other names from outside
                 are passed as they are. Calls that give other names are of a function of their own.
             write: writes the body, and gives the names that it returns; asked once.

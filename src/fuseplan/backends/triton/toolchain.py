@@ -36,11 +36,7 @@ def fingerprint() -> str | None:
 
 
 def compile_object(source: Source, kernel: Kernel, template: Template, target: Target) -> bytes:
-    """A source's artifact, packed.
-
-    Raises:
-        BuildError: triton is missing or too old, or refuses the source.
-    """
+    """A source's artifact, packed; a BuildError where triton is missing or too old, or refuses the source."""
     return artifact(source, kernel, template, target, assembly=False).pack()
 
 
@@ -121,11 +117,7 @@ def _warn(what: str) -> None:
 
 
 def resources(code: bytes) -> Mapping[str, int]:
-    """What a program of a packed artifact uses.
-
-    Raises:
-        BuildError: it is none.
-    """
+    """What a program of a packed artifact uses; a BuildError where it is none."""
     return Artifact.unpack(code).resources
 
 

@@ -3,7 +3,7 @@
 - `peer`: the base of all peers.
 - `ours`: fuseplan through its public functions; also the same operators one at a time.
 - `torch_peer`: PyTorch, eager and compiled, in both layouts.
-- `onnx_peer`: onnxruntime, on `onnx_model`.
+- `onnx_peer`: onnxruntime, on the model that it makes of a plan.
 
 A checkout has more, in `benchmarks.peers`.
 """

@@ -54,6 +54,20 @@ class Fuseplan(Peer):
 
         return Prepared(rotating(calls) if len(calls) > 1 else calls[0], result, facts_of(compiled))
 
+    def prepare_backward(self, plan: FusionPlan, wrt: Sequence[str], tensors: Tensors) -> Prepared:
+        """Runs the forward plan; the kernels of the gradients follow one another."""
+        made = plan.backward(wrt)
+        compiled = made.compile(self.target, accuracy=self.accuracy)
+        operands = {each.key: tensors[each.key] for each in compiled.forward.plan.operands}
+        out, names = compiled.forward(tensors["src"], **operands), made.graph.nodes[0].outputs
+        known = dict(tensors) | dict(zip(names, out if len(names) > 1 else [out], strict=True))
+        call = partial(compiled, tensors["grad"], **{name: known[name] for name in compiled.reads})
+        told = [facts_of(each) for each in compiled.kernels]
+        facts = {"template": ", ".join(dict.fromkeys(each["template"] for each in told))}
+        facts |= {"target": told[0]["target"]}
+        facts |= {name: sum(each[name] for each in told) for name in ("nbytes", "flops")}
+        return Prepared(call, call, facts)
+
     @property
     def target(self) -> str:
         """The machine."""

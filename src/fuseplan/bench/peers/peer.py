@@ -65,6 +65,19 @@ class Peer:
         """
         raise NotImplementedError
 
+    def prepare_backward(self, plan: FusionPlan, wrt: Sequence[str], tensors: Tensors) -> Prepared:
+        """Runs the plan on a GPU, and makes its gradients ready.
+
+        Args:
+            plan: the plan.
+            wrt: of what the gradients are, in this order.
+            tensors: `src`, the operands, and `grad`, the gradient of the output.
+
+        Raises:
+            CannotRunError: the peer does not take the plan, or is not measured with gradients.
+        """
+        raise CannotRunError(f"{self.name} is not measured with gradients of plans")
+
 
 def only_in(dtypes: Sequence[str], plan: FusionPlan, name: str) -> None:
     """Refuses dtypes that the peer is not measured with: it converts, or computes in another precision.

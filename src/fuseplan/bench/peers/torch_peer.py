@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from fuseplan.bench.peers.peer import Peer, Prepared, only_in
 from fuseplan.measure.clock import rotating
 from fuseplan.measure.data import is_training
-from fuseplan.measure.layers import layers
+from fuseplan.measure.layers import CannotRunError, layers
 from fuseplan.measure.spaces import Tensors
 from fuseplan.measure.torch_eager import as_arrays, eager_calls, of_gpu
 from fuseplan.plans.plan import FusionPlan
@@ -58,6 +58,20 @@ class Torch(Peer):
         if self.threads is None:
             return Prepared(call, call)
         return Prepared(call, lambda: as_arrays(calls[0]()))
+
+    def prepare_backward(self, plan: FusionPlan, wrt: Sequence[str], tensors: Tensors) -> Prepared:
+        """Through autograd."""
+        if self.mode:
+            raise CannotRunError(f"{self.name} is not measured with gradients of plans")
+        held = {key: each.detach().requires_grad_(key in wrt) for key, each in tensors.items()}
+        call = eager_calls(plan, [held], self.stages, peer=self.name)[0]
+        with self._torch.enable_grad():
+            return self._differentiated(call(), [held[name] for name in wrt], tensors["grad"])
+
+    def _differentiated(self, out: Any, leaves: Sequence[Any], grad: Any) -> Prepared:
+        """The gradients of a result that autograd knows."""
+        call = partial(self._torch.autograd.grad, out, leaves, grad, retain_graph=True)
+        return Prepared(call, call)
 
     def stages(self, plan: FusionPlan) -> list[Any]:
         """The operators of torch that are called one after the other."""

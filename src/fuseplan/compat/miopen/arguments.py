@@ -73,11 +73,7 @@ def set_arguments(kind: Kind, arguments: Mapping[str, Any]) -> None:
 
 
 def factor_of(kind: Kind, alpha: float | None, beta: float | None) -> dict[str, float]:
-    """Alpha, where it is not 1.
-
-    Raises:
-        StatusError: alpha or beta is not honoured.
-    """
+    """Alpha, where it is not 1; a StatusError where alpha or beta is not honoured."""
     if beta:
         raise bad_parameter(
             f"beta = {beta}: a result overwrites its tensor and is never added to the old values; "

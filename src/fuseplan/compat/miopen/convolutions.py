@@ -45,11 +45,7 @@ class miopenConvolutionDescriptor_t(Object):
     def set(
         self, mode: Mode, padding: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...]
     ) -> None:
-        """Sets mode, padding, stride and dilation.
-
-        Raises:
-            StatusError: a number is out of its range.
-        """
+        """Sets mode, padding, stride and dilation; a StatusError where a number is out of its range."""
         for name, values, least in (("pad", padding, 0), ("stride", stride, 1), ("dilation", dilation, 1)):
             if min(values) < least:
                 raise bad_parameter(f"{name} is {least} or more along each axis; got {values}")

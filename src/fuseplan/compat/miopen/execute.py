@@ -21,9 +21,7 @@ class Call:
     """The handle and the two ends of a run.
 
     Attributes:
-        handle: whose target, stream and kernels.
         src: the input's description, and the tensor.
-        dst: the output's.
         algorithm: the convolution's; None is any.
         workspace: bytes of the caller's, which are not used; None where there is none.
     """

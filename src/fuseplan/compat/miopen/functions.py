@@ -6,18 +6,16 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from fuseplan.compat.miopen.activations import backward, forward
-from fuseplan.compat.miopen.activations import miopenActivationDescriptor_t as Activation
 from fuseplan.compat.miopen.arguments import miopenOperatorArgs_t, set_arguments
-from fuseplan.compat.miopen.call import CHECKS, Check, Object, check_of, function
+from fuseplan.compat.miopen.call import CHECKS, Check, Object, check_of, declarations, function
 from fuseplan.compat.miopen.convolutions import miopenConvolutionDescriptor_t as Convolution
-from fuseplan.compat.miopen.declaration import declarations
 from fuseplan.compat.miopen.enums import ENUMS
 from fuseplan.compat.miopen.execute import execute, workspace_size
 from fuseplan.compat.miopen.handle import VERSION, miopenHandle_t, target_of
 from fuseplan.compat.miopen.kinds import BACKWARD, KINDS, RESIDUAL, TRAINING
 from fuseplan.compat.miopen.onecall import activate, convolve, differentiate, infer, train
-from fuseplan.compat.miopen.operators import normalization
+from fuseplan.compat.miopen.operators import backward, forward, normalization
+from fuseplan.compat.miopen.operators import miopenActivationDescriptor_t as Activation
 from fuseplan.compat.miopen.plan import miopenFusionOpDescriptor_t
 from fuseplan.compat.miopen.plan import miopenFusionPlanDescriptor_t as Plan
 from fuseplan.compat.miopen.problems import (

@@ -44,7 +44,6 @@ class miopenHandle_t(Object):
     Attributes:
         target: where plans run.
         stream: where launches go: a torch stream; None is torch's current one, and all a CPU has.
-        is_profiling: whether launches are timed.
         milliseconds: of the last launch that was timed.
     """
 
@@ -72,11 +71,7 @@ class miopenHandle_t(Object):
 
     @property
     def kernel_time(self) -> float:
-        """Milliseconds of the last launch.
-
-        Raises:
-            StatusError: it was not timed.
-        """
+        """Milliseconds of the last launch; a StatusError where it was not timed."""
         if self.milliseconds is None:
             raise not_initialized(
                 "nothing was timed: call miopenEnableProfiling(handle, True) before the launch"
@@ -84,11 +79,7 @@ class miopenHandle_t(Object):
         return self.milliseconds
 
     def set_allocator(self, *given: Any) -> None:
-        """Takes no allocator.
-
-        Raises:
-            StatusError: there is one, or its context.
-        """
+        """Takes no allocator; a StatusError where there is one, or its context."""
         if any(each is not None for each in given):
             raise not_implemented("memory comes from torch's allocator on a GPU and from the system on a CPU")
 

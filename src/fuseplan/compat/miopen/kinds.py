@@ -20,7 +20,6 @@ class Kind:
     """A kind of operator.
 
     Attributes:
-        name: its name in messages.
         set_args: the function that sets its arguments.
         takes: the operator's operands, results and parameters, by the names of MIOpen's arguments.
         refuses_alpha: why a factor other than 1 has no meaning; empty where it multiplies the result.

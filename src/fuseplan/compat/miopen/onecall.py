@@ -7,7 +7,6 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-from fuseplan.compat.miopen.activations import backward, forward, miopenActivationDescriptor_t
 from fuseplan.compat.miopen.arguments import factor_of, has_statistics
 from fuseplan.compat.miopen.call import bad_parameter
 from fuseplan.compat.miopen.enums import miopenBatchNormMode_t
@@ -22,7 +21,15 @@ from fuseplan.compat.miopen.kinds import (
     RESIDUAL,
     TRAINING,
 )
-from fuseplan.compat.miopen.operators import Lowered, Operator, lowered, without_ones
+from fuseplan.compat.miopen.operators import (
+    Lowered,
+    Operator,
+    backward,
+    forward,
+    lowered,
+    miopenActivationDescriptor_t,
+    without_ones,
+)
 from fuseplan.compat.miopen.tensors import MODE_WORDS, check_parameters, check_same
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.ops.affine import Add, BatchNorm, Bias
@@ -60,19 +67,11 @@ class Steps:
         self.add(made, arguments, **made.numbers(*numbers))
 
     def scale(self, alpha: float | None, beta: float | None) -> None:
-        """Multiplies the last result.
-
-        Raises:
-            StatusError: beta is not 0.
-        """
+        """Multiplies the last result; a StatusError where beta is not 0."""
         self.given[-1] |= factor_of(ACTIVATION, alpha, beta)
 
     def run(self, call: Call) -> None:
-        """Compiles and launches.
-
-        Raises:
-            FuseplanError: as `checked` and `Call.launch` do.
-        """
+        """Compiles and launches; a FuseplanError as `checked` and `Call.launch` do."""
         call.launch(self.checked(call.src[0]), self.given)
 
     def checked(self, src: TensorSpec) -> Lowered:

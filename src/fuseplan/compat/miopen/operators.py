@@ -1,17 +1,20 @@
-"""Operators of a plan, and a list of them as a fusion plan of this library."""
+"""Operators of a plan, the activation of each mode, and a list of operators as a fusion plan."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
-from fuseplan.compat.miopen.call import bad_parameter
-from fuseplan.compat.miopen.enums import miopenBatchNormMode_t
-from fuseplan.compat.miopen.kinds import INFERENCE, TRAINING, Kind
+from fuseplan.compat.miopen.call import Object, bad_parameter, not_initialized
+from fuseplan.compat.miopen.enums import miopenActivationMode_t, miopenBatchNormMode_t
+from fuseplan.compat.miopen.kinds import ACTIVATION, ACTIVATION_BACKWARD, INFERENCE, TRAINING, Kind
 from fuseplan.compat.miopen.tensors import MODE_WORDS
+from fuseplan.compat.miopen_driver import letters
 from fuseplan.language.tensor import TensorSpec
-from fuseplan.op import Op
+from fuseplan.op import Elementwise, Op
+from fuseplan.ops.activation import Clamp, Power
 from fuseplan.ops.affine import BatchNorm
 from fuseplan.ops.expression import Expression
 from fuseplan.ops.training import ActivationBackward, BatchNormBackward, BatchNormTraining
@@ -53,8 +56,6 @@ class Lowered:
     """Operators as a fusion plan.
 
     Attributes:
-        plan: the fusion plan.
-        operators: the operators.
         keys: for each operator, the plan's keys by the operator's own names.
         places: for each operator, the index in the plan; two merged operators have the same.
     """
@@ -146,3 +147,51 @@ def _merged(operators: Sequence[Operator]) -> Iterator[tuple[Op, tuple[int, ...]
         else:
             yield op, (index,)
             index += 1
+
+
+Mode = miopenActivationMode_t
+# Each mode's operator, whose numbers are given with each call, and its parameters in the order of activAlpha,
+# activBeta, activGamma.
+ACTIVATIONS: dict[Mode, tuple[Elementwise, tuple[str, ...]]] = {
+    mode: (Clamp(-inf, inf) if kind is Clamp else kind(), names)
+    for mode, (kind, names) in zip(Mode, letters.ACTIVATIONS.values(), strict=True)
+}
+
+
+def _activation(mode: Mode, dtype: str) -> Elementwise:
+    """The operator of a mode for tensors of that dtype; below its threshold POWER is 0."""
+    if mode is Mode.miopenActivationPOWER and dtype in letters.POWER_THRESHOLD:
+        return Power(threshold=letters.POWER_THRESHOLD[dtype])
+    return ACTIVATIONS[mode][0]
+
+
+def forward(mode: Mode, dtype: str) -> Operator:
+    """The activation of a mode."""
+    return Operator(ACTIVATION, _activation(mode, dtype), ACTIVATIONS[mode][1])
+
+
+def backward(mode: Mode, dtype: str) -> Operator:
+    """The backward pass of the activation of a mode."""
+    gradient = ActivationBackward(_activation(mode, dtype))
+    return Operator(ACTIVATION_BACKWARD, gradient, ACTIVATIONS[mode][1])
+
+
+class miopenActivationDescriptor_t(Object):
+    """A mode and its three numbers; nothing until it is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._told: tuple[Mode, float, float, float] | None = None
+
+    @property
+    def told(self) -> tuple[Mode, float, float, float]:
+        """Mode, alpha, beta and gamma; a StatusError where nothing was set yet."""
+        if self._told is None:
+            raise not_initialized(
+                "the activation descriptor was never set: miopenSetActivationDescriptor sets its mode"
+            )
+        return self._told
+
+    def set(self, mode: Mode, alpha: float, beta: float, gamma: float) -> None:
+        """Sets it."""
+        self._told = (mode, alpha, beta, gamma)

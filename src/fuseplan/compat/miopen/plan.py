@@ -31,15 +31,10 @@ class miopenFusionOpDescriptor_t(Object):
 
     @property
     def is_alive(self) -> bool:
-        """Whether the plan is."""
         return self.plan.is_alive
 
     def check(self, kind: Kind) -> None:
-        """Checks that it is an operator of a kind.
-
-        Raises:
-            StatusError: it is of another.
-        """
+        """Checks that it is an operator of a kind; a StatusError where it is of another."""
         own = self.operator.kind
         if own is not kind:
             raise bad_parameter(
@@ -124,11 +119,7 @@ class miopenFusionPlanDescriptor_t(Object):
         return self.add(normalization(INFERENCE, mode))
 
     def operator(self, place: int) -> miopenFusionOpDescriptor_t:
-        """The operator at a place.
-
-        Raises:
-            StatusError: there is none.
-        """
+        """The operator at a place; a StatusError where there is none."""
         count = len(self.operators)
         if not 0 <= place < count:
             raise bad_parameter(

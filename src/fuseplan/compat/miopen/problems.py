@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 
-from fuseplan.compat.miopen.activations import backward, forward, miopenActivationDescriptor_t
 from fuseplan.compat.miopen.call import Object, bad_parameter, invalid_value, not_implemented
 from fuseplan.compat.miopen.convolutions import miopenConvolutionDescriptor_t
 from fuseplan.compat.miopen.enums import (
@@ -15,7 +14,16 @@ from fuseplan.compat.miopen.enums import (
     miopenTensorArgumentId_t,
 )
 from fuseplan.compat.miopen.kinds import BACKWARD, BIAS, CONVOLUTION, INFERENCE, TRAINING, pairs
-from fuseplan.compat.miopen.operators import Lowered, Operator, check_described, lowered, normalization
+from fuseplan.compat.miopen.operators import (
+    Lowered,
+    Operator,
+    backward,
+    check_described,
+    forward,
+    lowered,
+    miopenActivationDescriptor_t,
+    normalization,
+)
 from fuseplan.compat.miopen.tensors import is_same
 from fuseplan.compat.miopen.tensors import miopenTensorDescriptor_t as Tensor
 from fuseplan.language.tensor import TensorSpec
@@ -33,8 +41,6 @@ class Role:
     """The tensors of a problem as its operator's operands and results.
 
     Attributes:
-        src: the input's id.
-        dst: the output's.
         given: the operator's own names of the other tensors and numbers, by id.
         described: the id whose descriptor has to be set; None where the operator needs none.
     """
@@ -91,7 +97,6 @@ class Part:
         role: the use of its tensors.
         make: the operator, of its input and the tensors described.
         numbers: activAlpha, activBeta and activGamma.
-        tensors: the descriptions, by id.
     """
 
     role: Role
@@ -126,11 +131,7 @@ class miopenProblem_t(Object):
         self.parts = [part]
 
     def describe(self, name: Id, descriptor: Tensor) -> None:
-        """Describes a tensor of the problem.
-
-        Raises:
-            StatusError: the problem has no such tensor.
-        """
+        """Describes a tensor of the problem; a StatusError where the problem has no such tensor."""
         for part in self.parts:
             if name in (part.role.src, part.role.dst, *part.role.given):
                 part.tensors[name] = descriptor.spec

@@ -123,13 +123,7 @@ def _head(version: int, body: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class miopenTensorArgument_t:
-    """A tensor of a problem, or a number.
-
-    Attributes:
-        id: which.
-        descriptor: as the problem describes it; None is that.
-        buffer: the tensor, or the number.
-    """
+    """A tensor of a problem, or a number; without a descriptor it is as the problem describes it."""
 
     id: miopenTensorArgumentId_t
     descriptor: Any

@@ -45,11 +45,7 @@ class miopenTensorDescriptor_t(Object):
 
     @property
     def spec(self) -> TensorSpec:
-        """The description.
-
-        Raises:
-            StatusError: nothing was set yet.
-        """
+        """The description; a StatusError where nothing was set yet."""
         if self._spec is None:
             raise not_initialized(
                 "the tensor descriptor was never set: miopenSet4dTensorDescriptor, ... set its shape"
@@ -118,11 +114,7 @@ def is_same(given: TensorSpec, wanted: TensorSpec) -> bool:
 
 
 def check_same(what: str, given: TensorSpec, wanted: TensorSpec) -> None:
-    """Checks a descriptor against the tensor that a plan has there.
-
-    Raises:
-        StatusError: it differs.
-    """
+    """Checks a descriptor against the tensor that a plan has there; a StatusError where it differs."""
     if not is_same(given, wanted):
         raise bad_parameter(f"the {what} descriptors do not match: got {given}; want {wanted}")
 

@@ -17,9 +17,8 @@ from click.core import ParameterSource
 from fuseplan.cli.options import AS_JSON, PATIENCE, PLAN, TARGET, THREADS, Command, completing
 from fuseplan.cli.screen import Screen
 from fuseplan.cli.statuses import RIGHT, WRONG, error_json, known_error, status_of
-from fuseplan.compat.miopen_driver.command import command_of
 from fuseplan.compat.miopen_driver.letters import BY_WORD, LETTERS, PROBLEMS, Letter
-from fuseplan.compat.miopen_driver.problem import Problem
+from fuseplan.compat.miopen_driver.problem import Problem, command_of
 from fuseplan.compat.miopen_driver.report import driver_report
 from fuseplan.compat.miopen_driver.run import Driven, How, Seconds, drive
 from fuseplan.compat.miopen_driver.sweep import Line, all_combinations, is_plan, lines_of, words_of
@@ -187,11 +186,7 @@ def _swept(ctx: click.Context, lines: Sequence[Line]) -> Iterator[Outcome]:
 
 
 def _check_line(inner: click.Context) -> None:
-    """Refuses options without a meaning in one of many lines.
-
-    Raises:
-        ArgumentError: it is there.
-    """
+    """Refuses options without a meaning in one of many lines; an ArgumentError where there is one."""
     found = [name for name in _said(inner) if name in OF_ALL_LINES]
     if found:
         flags = ", ".join(each.opts[-1] for each in driver_command.params if each.name in found)

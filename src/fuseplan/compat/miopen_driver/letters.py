@@ -76,7 +76,6 @@ class Letter:
         letters: its letters behind one dash; empty for an option without a letter in MIOpen.
         word: its name behind two dashes.
         default: its value where the line leaves it out; the line takes a value of this type.
-        meaning: for the help.
         least, most: of a whole number; None for no limit.
         words: the words that it takes; any unless given.
         is_numbered: whether MIOpen writes the words' numbers.
@@ -115,11 +114,7 @@ class Letter:
         return f"a whole number, {self.least} {'or more' if self.most is None else f'to {self.most}'}"
 
     def read(self, given: str) -> Value:
-        """The value that a line gives.
-
-        Raises:
-            PlanError: it is none for this letter.
-        """
+        """The value that a line gives; a PlanError where it is none for this letter."""
         if self.words:
             return self._word(given)
         try:

@@ -7,12 +7,11 @@ from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any
 
-from fuseplan.compat.miopen_driver.command import command_of
+from fuseplan.compat.miopen_driver.problem import command_of
 from fuseplan.compile import CompiledPlan
 from fuseplan.compile import compile as compile_plan
 from fuseplan.execution.runner import runner_of
-from fuseplan.measure.checks import Check, checks_of
-from fuseplan.measure.ground import Ground, ground_of
+from fuseplan.measure.ground import Check, Ground, checks_of, ground_of
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.stores.tuned import processor_of
 from fuseplan.tuning.verdict import Verdict, verdict_on
@@ -23,7 +22,6 @@ class How:
     """The wanted steps of a run.
 
     Attributes:
-        target, threads: as for `compile`.
         is_verified: compare with float64.
         is_timed: take the kernel's time.
         is_walled: take the host's time too, until the result is there.
@@ -61,7 +59,6 @@ class Driven:
     """How a plan did.
 
     Attributes:
-        compiled: the plan.
         checks: of the output and of each result; none where they were not compared.
         kernel, wall: times; None where they were not taken.
         verdict: the unfused runs beside it; None where it was not compared, or is wrong.

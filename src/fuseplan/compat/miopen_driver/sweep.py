@@ -18,12 +18,7 @@ COMMANDS = ("driver", "run")  # whose options may stand before a line's problem
 
 @dataclass(frozen=True)
 class Line:
-    """One of many lines.
-
-    Attributes:
-        text: as it stands.
-        place: the file and the line's number, or the combination's.
-    """
+    """One of many lines; its place is the file and the line's number, or the combination's."""
 
     text: str
     place: str

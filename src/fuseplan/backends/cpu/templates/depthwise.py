@@ -106,7 +106,6 @@ class Grouped(Depthwise):
 
     @classmethod
     def groups(cls, kernel: Kernel, target: Target) -> Iterator[Claim]:
-        """What is asked of the convolution's groups."""
         conv, most = kernel.contraction, lanes(kernel, target) // 2
         channels, features = conv.channels_per_group, conv.features_per_group
         fits = conv.groups > 1 and 2 <= channels <= _WIDEST and features <= most

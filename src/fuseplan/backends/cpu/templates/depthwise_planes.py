@@ -102,7 +102,6 @@ class GroupedPlanes(DepthwisePlanes):
 
     @classmethod
     def groups(cls, kernel: Kernel) -> Iterator[Claim]:
-        """What is asked of the convolution's groups."""
         groups, channels = kernel.contraction.groups, kernel.contraction.channels_per_group
         fits, want = groups > 1 and 2 <= channels <= _WIDEST, f"2 or more groups of 2 to {_WIDEST} channels"
         yield model.about(kernel, fits, Reason.GROUP_WIDTH, f"{groups} of {channels} channels", want)

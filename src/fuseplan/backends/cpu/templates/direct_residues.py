@@ -66,8 +66,6 @@ class ResidueWriter(DirectWriter):
     """Writes the tasks of a run of residues along each axis.
 
     Args:
-        knobs: of the template.
-        frame: the kernel being written.
         runs: of the residues.
         known: the contraction with numbers.
         common: how src is found by all of them.

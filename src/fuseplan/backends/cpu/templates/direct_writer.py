@@ -15,7 +15,7 @@ from fuseplan.backends.cpu.features import Features
 from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.gather import transposed
 from fuseplan.backends.cpu.ir import Builder, Index, Value
-from fuseplan.backends.cpu.loops import ceil_div, even, nested, pieces, places, within
+from fuseplan.backends.cpu.loops import ceil_div, cut, even, nested, pieces, places, within
 from fuseplan.backends.cpu.rows import as_rows
 from fuseplan.backends.cpu.sums import UNROLL, Operands, Sums, add_products
 from fuseplan.backends.cpu.tiling import Tiling, is_per_image, room, serving, sheet, tiling
@@ -85,7 +85,7 @@ class DirectWriter:
         this, 1x1 kernels of 2 to 8 MB at 7x7 took 1.5 times as long on a Xeon as with weights in the second
         cache, and take 1.2.
         """
-        passes = tiles if self.knobs.lines else min(self.knobs.block, tiles)
+        passes = tiles if self.knobs.lines else tiles // ceil_div(tiles, self.knobs.block)
         is_far = passes > 1 and self.kernel.weight.nbytes > self.frame.target.l1_bytes
         return int(ceil_div(UNROLL * self.knobs.vectors, passes)) if is_far else 0
 
@@ -116,7 +116,7 @@ class DirectWriter:
 
         def write(task: Index) -> None:
             image, block, group, panel_block = places(task, (images, blocks, conv.groups, panel_blocks))
-            tiles = within(b, block, knobs.block, self.tiling.count)
+            tiles = cut(block, blocks, self.tiling.count)
             panels = within(b, panel_block, share, self.panels)
             self._panels(image if self.per_image else None, 0, group, tiles, panels)
 
@@ -240,7 +240,7 @@ class DirectWriter:
         xs, panel = [b.at(row, k) for row in rows], b.at(weight, k * self.panel)
 
         def weights(step: int) -> list[Value]:
-            for line in range(0 if step else self.fetched):
+            for line in range(step, self.fetched, UNROLL):
                 b.prefetch(b.at(ahead, k * self.panel + line * self.lanes))
             return [b.load(b.at(panel, step * self.panel + j * self.lanes)) for j in range(vectors)]
 

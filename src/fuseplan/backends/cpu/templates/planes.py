@@ -202,8 +202,9 @@ class Writer:
         tasks = images * blocks * groups
         with self.frame.tasks(tasks) as task:
             image, block, group = places(task, (images, blocks, groups))
-            # This thread's next task, if all advance alike: its src is fetched while this one multiplies.
-            later = b.smaller(task + self.frame.threads, tasks - 1) // groups
+            later = (
+                self.frame.following(task, tasks) // groups
+            )  # its src is fetched while this one multiplies
             ahead = self._plane(later // blocks, 0) + later % blocks * (knobs.block * self.size)
             first = block * knobs.block
             part = _Part(image, first, b.smaller(first + knobs.block, count), copy, ahead)

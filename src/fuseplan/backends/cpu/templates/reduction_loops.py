@@ -80,8 +80,6 @@ class Loops:
     """The loops of one kernel.
 
     Args:
-        builder: the function that they are written in.
-        lattice: the kernel's loops.
         cut: how they become tasks.
         line: elements of a cache line of dst, where dst is written past the caches; otherwise 0.
         count: how many cells there are, where no number says it.

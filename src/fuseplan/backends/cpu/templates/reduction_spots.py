@@ -207,7 +207,6 @@ class Pass:
     """The formulas of one way through all elements, and what is the same for several of them.
 
     Args:
-        spots: of the kernel.
         stages: applied to each element; one of them may read parts of an axis.
         terms: of a statistic's state, by the names of its parts.
         source: what the first stage reads: src or `KEPT`, or None where there is no element.

@@ -45,9 +45,7 @@ class States:
     """One statistic of a kernel.
 
     Args:
-        spots: of the kernel.
         statistic: may use the numbers of those before it.
-        cut: how the kernel's loops become tasks.
         is_first: whether the statistic has no other before it.
         keeps_x: the first pass of all writes the elements behind the prologue, which the others read.
         kept: a part of terms that is written on the way, for dst to read.

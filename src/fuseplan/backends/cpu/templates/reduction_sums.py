@@ -40,9 +40,7 @@ class ColumnSums:
     """Writes the sums of one kernel.
 
     Args:
-        frame: the kernel that is written.
         kernel: has sums.
-        spots: its tensors.
         tasks: as many as have sums of their own.
         keeps_x: the elements behind the prologue lie in `KEPT`.
     """

@@ -22,8 +22,6 @@ class Results:
     """Writes the dst transform of a block of tiles.
 
     Args:
-        frame: the kernel being written.
-        grid: how its work is cut.
         image: what tiles are read from, for those that must be computed again.
         products: where a thread's products are.
         strip: a thread's room for a run of outputs, where dst has its positions innermost.

@@ -138,4 +138,4 @@ class GpuAttention(AttentionKnobs):
         return weights + (made.size + made.keys / 16 + log2(made.keys + 1) + 16) * 2.0**-24
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
-        return AttentionWriter(self, kernel, self.text).source()
+        return AttentionWriter(self, kernel, self.text).source(target)

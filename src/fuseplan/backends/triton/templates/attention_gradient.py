@@ -102,4 +102,4 @@ class GpuAttentionGradient(GpuAttention):
         return rounded + (made.size + made.features + terms / 16 + log2(terms + 1) + 16) * 2.0**-24
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
-        return GradientWriter(self, kernel, self.text).source()
+        return GradientWriter(self, kernel, self.text).source(target)

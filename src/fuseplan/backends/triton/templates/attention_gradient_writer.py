@@ -13,7 +13,6 @@ from fuseplan.backends.attending import SIDES
 from fuseplan.backends.triton.elementwise import argument
 from fuseplan.backends.triton.index import (
     ACROSS,
-    ALL,
     DOWN,
     WIDE,
     Index,
@@ -22,11 +21,9 @@ from fuseplan.backends.triton.index import (
     as_index,
     condition,
     number,
-    total,
 )
 from fuseplan.backends.triton.storage import named
 from fuseplan.backends.triton.templates.attention_rows import AttentionKnobs, Pieces, Rows
-from fuseplan.backends.triton.templates.attention_scores import LOG2_E, NOTHING
 from fuseplan.kernels.emit import Slot
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.scalar import fold
@@ -101,7 +98,8 @@ class GradientWriter(Rows):
         self._product("products", self.factors[1], second)
         steepness = fold(made.slope, {"x": "scores"}, self.table) if made.softcap else ""
         self.scale()
-        self._beside(head, other, exists)
+        self.load_beside(head if self.is_key else self.head, other, self.met, exists)
+        self.add_beside()
         self.hide(other, exists, begin, end)
         scaled = "" if self.factor == 1.0 else f" * {self.factor!r}"
         text.line(f"weights = tl.exp2(scores{scaled} - base)", "slopes = weights * (products - delta)")
@@ -113,33 +111,13 @@ class GradientWriter(Rows):
     def _product(self, name: str, own: Pieces, others: Pieces) -> None:
         """The products of the tile's rows with the others."""
         for place, ((row, _), (other, _)) in enumerate(zip(own, others, strict=True)):
-            more = f", {name}" if place else ""
-            self.text.line(f"{name} = tl.dot({row}, tl.trans({other}){more}{self.exact})")
+            self.dot(name, f"{row}, tl.trans({other})", name if place else "")
 
     def _add(self, factor: str, others: Pieces, sums: Pieces) -> None:
         """Adds the others, each times its factor."""
         factor = factor if self.exact else f"{factor}.to({named(self.kernel.src.dtype)})"
         for (other, _), (made, _) in zip(others, sums, strict=True):
-            self.text.line(f"{made} = tl.dot({factor}, {other}, {made}{self.exact})")
-
-    def _beside(self, head: Index, other: Index, exists: Mask) -> None:
-        """Bias and mask of the scores."""
-        text, made = self.text, self.made
-        down, across = ("t", "s") if self.is_key else ("s", "t")
-        known = {"b": self.batch, "h": head if self.is_key else self.head}
-        known |= {down: self.query.at(DOWN), across: other.at(ACROSS)}
-        for role, axes in (("bias", made.bias_axes), ("mask", made.mask_axes)):
-            if not axes:
-                continue
-            steps = zip(axes, self.beside[role].strides, strict=True)
-            where = f"{self.pointer(role)} + {total(known[axis] * step for axis, step in steps)}"
-            mask = self.met.at(DOWN) if down in axes else ALL
-            mask = mask & exists.at(ACROSS) if across in axes else mask
-            text.line(f"beside = tl.load({where}{mask.guard('0')})")
-            if role == "bias":
-                text.line(f"scores += beside.to(tl.float32) * {LOG2_E!r}")
-            else:
-                text.line(f"scores = tl.where(beside != 0, scores, {NOTHING})")
+            self.dot(made, f"{factor}, {other}", made)
 
     # ---- the end
 

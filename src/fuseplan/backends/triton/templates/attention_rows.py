@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fuseplan.backends.triton.elementwise import Place
-from fuseplan.backends.triton.index import ACROSS, DOWN, Index, Mask, arange, as_index, power_of_two
+from fuseplan.backends.triton.index import ACROSS, DOWN, Index, Mask, arange, power_of_two
 from fuseplan.backends.triton.shell import programs_of
 from fuseplan.backends.triton.template import GpuTemplate
 from fuseplan.backends.triton.templates.attention_scores import Scores
@@ -18,6 +18,10 @@ from fuseplan.kernels.kernel import Kernel
 from fuseplan.language.layouts import image_strides
 
 LEAST = 16  # the smallest extent of a product's factor
+# Of f32. Triton makes sums that are added to a product the first of its summands, unless the number, which
+# means something for fp8 alone, is not 0.
+EXACT = ', input_precision="ieee", max_num_imprecise_acc=1'
+SUMMED = 32  # elements of f32 whose products are summed in a row
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,12 @@ def pieces(size: int) -> tuple[int, ...]:
     return (whole,) if first < LEAST or rest >= first or first + rest >= whole else (first, rest)
 
 
+def summed(size: int) -> tuple[int, ...]:
+    """Pieces of f32: 32 products in a row, and then the sums of these, have less error than all in a row."""
+    rest = range(size, 0, -SUMMED)
+    return tuple(min(SUMMED, power_of_two(max(each, LEAST))) for each in rest)
+
+
 def padded(size: int) -> int:
     """Elements of all pieces of a row."""
     return sum(pieces(size))
@@ -53,10 +63,10 @@ class Piece:
     size: int
 
 
-def pieces_of(size: int, is_wide: bool) -> list[Piece]:
-    """The pieces of a row."""
+def pieces_of(size: int, is_wide: bool, widths: tuple[int, ...] = ()) -> list[Piece]:
+    """The pieces of a row; those of `pieces` unless told."""
     found, start = list[Piece](), 0
-    for width in pieces(size):
+    for width in widths or pieces(size):
         at = start + arange(width).wide(is_wide)
         found.append(Piece(at, at < size, width))
         start += width
@@ -86,20 +96,11 @@ class Rows(Scores):
             Slot("dst"),
             *(Slot("result", each.key) for each in kernel.results),
         )
-        self.exact = ', input_precision="ieee"' if kernel.src.dtype == "f32" else ""
+        self.exact = EXACT if kernel.src.dtype == "f32" else ""
 
     def joined(self, mask: Mask) -> Mask:
         """A mask as loads and stores have it."""
         return mask
-
-    def length(self) -> Index:
-        """How many keys the tile's image has; written where a tensor says it."""
-        keys = self.made.keys
-        if not self.made.is_padded:
-            return as_index(keys)
-        length = f"tl.load({self.pointer('lengths')} + {self.batch})"
-        self.text.line(f"length = tl.minimum(tl.maximum({length}, 0), {keys})")
-        return Index("length", 0, keys)
 
     def begin(self, role: str, name: str, head: Index, row: Index) -> tuple[Index, int]:
         """Writes where rows of a tensor begin; with the stride of their elements."""
@@ -108,18 +109,34 @@ class Rows(Scores):
             n, h, s, c = self.beside[role].strides
         return self.text.index(name, self.batch * n + head * h + row.wide(self.is_wide) * s), c
 
-    def load(self, role: str, name: str, begin: str, head: Index, row: Index, exists: Mask) -> Pieces:
+    def load(
+        self,
+        role: str,
+        name: str,
+        begin: str,
+        head: Index,
+        row: Index,
+        exists: Mask,
+        widths: tuple[int, ...] = (),
+    ) -> Pieces:
         """Loads rows of a tensor, in pieces that have `name`; `begin` says where the rows do."""
         pointer, size = "src", self.made.size
         if role != "query":
             pointer, size = self.pointer(role), self.beside[role].shape[-1]
         at, step = self.begin(role, begin, head, row)
         tile: Pieces = []
-        for piece in pieces_of(size, self.is_wide):
+        for piece in pieces_of(size, self.is_wide, widths):
             mask = self.joined(exists.at(DOWN) & piece.exists.at(ACROSS))
             where = at.at(DOWN) + (piece.at * step).at(ACROSS)
             tile.append((self.text.let(name, f"tl.load({pointer} + {where}{mask.guard()})"), piece))
         return tile
+
+    def dot(self, name: str, factors: str, sums: str) -> None:
+        """A product, added to sums where there are such; in f32 it is summed by itself."""
+        if not self.exact:
+            self.text.line(f"{name} = tl.dot({factors}{', ' if sums else ''}{sums})")
+        else:
+            self.text.line(f"{name} = {sums}{' + ' if sums else ''}tl.dot({factors}{self.exact})")
 
     def zeros(self, name: str, size: int) -> Pieces:
         """Sums of a tile's rows, in pieces."""

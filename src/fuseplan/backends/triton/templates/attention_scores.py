@@ -24,6 +24,7 @@ from fuseplan.backends.triton.index import (
     ceil_div,
     condition,
     number,
+    total,
 )
 from fuseplan.backends.triton.shell import Writer
 from fuseplan.kernels.emit import Slot
@@ -39,8 +40,6 @@ class Scores(Writer):
     """Writes parts of one kernel.
 
     Args:
-        kernel: what is computed.
-        title: the template's text.
         few: of fewer queries, the heads that read the same keys are rows of one tile.
         rows, keys: of a tile, and of a block.
         namespace: what the text calls the language: `tl` or `gl`.
@@ -50,6 +49,7 @@ class Scores(Writer):
         epilogue: the stages behind attention.
         tile, batch, key_head: of a tile, when `place_tile` has written them.
         head, query: of the rows; a template sets them.
+        is_beside: whether tensors beside the scores have an element for each of them.
         places: of the tile's first and last query, among the keys.
     """
 
@@ -63,6 +63,7 @@ class Scores(Writer):
         self.epilogue = Elementwise(kernel, "epilogue", self.text, namespace=namespace)
         self.table = dialect.table(self.text, namespace, kernel.src.dtype, kernel.compute_dtype)
         self.beside = {each.role: each for each in kernel.operands if each.strides}
+        self.is_beside = bool(self.made.bias_axes or self.made.mask_axes)
         # Without anything between product and exponential, the scale is a factor of both.
         self.is_plain = not self.made.softcap and not self.made.bias_axes and self.made.scale > 0
         self.factor = self.made.scale * LOG2_E if self.is_plain else 1.0
@@ -136,19 +137,47 @@ class Scores(Writer):
         elif not self.is_plain:
             self.text.line(f"scores = scores * {made.scale * LOG2_E!r}")
 
-    def add_bias(self, name: str) -> None:
-        """Adds a bias in units of log2. A number stays one: frameworks hide keys by f32's least."""
-        dtype, ns = dtype_of(self.beside["bias"].dtype), self.namespace
-        scaled = f"{name}.to({ns}.float32) * {LOG2_E!r}"
-        if dtype.largest * LOG2_E > -LEAST:
-            hidden = f"{ns}.where({name} == {NOTHING}, {NOTHING}, {LEAST!r})"
-            scaled = f"{ns}.where({name} < {LEAST / LOG2_E!r}, {hidden}, {scaled})"
-        self.text.line(f"scores += {scaled}")
+    def length(self) -> Index:
+        """How many keys the tile's image has; written where a tensor says it."""
+        ns, keys = self.namespace, self.made.keys
+        if not self.made.is_padded:
+            return as_index(keys)
+        length = f"{ns}.load({self.pointer('lengths')} + {self.batch})"
+        self.text.line(f"length = {ns}.minimum({ns}.maximum({length}, 0), {keys})")
+        return Index("length", 0, keys)
+
+    def load_beside(self, head: Index, other: Index, has_row: Mask, has_other: Mask) -> None:
+        """Loads a block's bias and mask, for rows of `query` and what they meet."""
+        made, is_key = self.made, self.heads.by == "key"
+        down, across = ("t", "s") if is_key else ("s", "t")
+        known = {"b": self.batch, "h": head.at(DOWN)} | {down: self.query.at(DOWN), across: other.at(ACROSS)}
+        by_row = {down, "h"} if self.heads.members > 1 else {down}
+        for role, name, axes in (("bias", "bias", made.bias_axes), ("mask", "seen", made.mask_axes)):
+            if not axes:
+                continue
+            steps = zip(axes, self.beside[role].strides, strict=True)
+            where = f"{self.pointer(role)} + {total(known[axis] * step for axis, step in steps)}"
+            mask = has_row.at(DOWN) if by_row & {*axes} else ALL
+            mask = mask & has_other.at(ACROSS) if across in axes else mask
+            self.text.line(f"{name} = {self.namespace}.load({where}{mask.guard('0')})")
+
+    def add_beside(self) -> None:
+        """Adds the bias, in units of log2, and hides what the mask does."""
+        ns, made = self.namespace, self.made
+        if made.bias_axes:
+            scaled = f"bias.to({ns}.float32) * {LOG2_E!r}"
+            # Frameworks hide keys by f32's least number, which stays a number: some key has a weight then.
+            if not self.heads.by and dtype_of(self.beside["bias"].dtype).largest * LOG2_E > -LEAST:
+                hidden = f"{ns}.where(bias == {NOTHING}, {NOTHING}, {LEAST!r})"
+                scaled = f"{ns}.where(bias < {LEAST / LOG2_E!r}, {hidden}, {scaled})"
+            self.text.line(f"scores += {scaled}")
+        if made.mask_axes:
+            self.text.line(f"scores = {ns}.where(seen != 0, scores, {NOTHING})")
 
     def has_key(self, key: Index, limit: Index) -> Mask:
         """The keys below a length, or below the last block's end."""
         is_whole = limit.constant is not None and self.heads.others % self.keys == 0
-        return ALL if is_whole else condition(f"({key} < {limit})")
+        return ALL if is_whole else key < limit
 
     def hide(self, key: Index, has_key: Mask, begin: Index, end: Index, start: Index | None = None) -> None:
         """Masks the block from `start` on, where some query does not see all of it."""

@@ -8,18 +8,16 @@ from fuseplan.backends.triton.index import (
     PRODUCT,
     WIDE,
     Index,
-    Mask,
     arange,
     ceil_div,
     number,
-    total,
 )
 from fuseplan.backends.triton.shell import last_to_arrive, of_launch
 from fuseplan.backends.triton.storage import named
-from fuseplan.backends.triton.templates.attention_rows import AttentionKnobs, Rows, padded
+from fuseplan.backends.triton.templates.attention_rows import AttentionKnobs, Rows, padded, summed
 from fuseplan.backends.triton.templates.attention_scores import NOTHING
 from fuseplan.kernels.emit import COUNTER_BYTES
-from fuseplan.kernels.kernel import Kernel, KernelOperand
+from fuseplan.kernels.kernel import Kernel
 
 FEW = 64  # queries: of fewer, the heads that read the same keys are rows of one tile
 
@@ -67,7 +65,8 @@ class AttentionWriter(Rows):
         self.head = text.index("heads" if heads.members > 1 else "head", head.wide(self.is_wide))
 
     def _queries(self) -> None:
-        self.queries = self.load("query", "queries", "src_row", self.head, self.query, self.has_row)
+        widths = summed(self.made.size) if self.exact else ()
+        self.queries = self.load("query", "queries", "src_row", self.head, self.query, self.has_row, widths)
         self.text.line(f"top = tl.full([{self.rows}], {NOTHING}, tl.float32)")
         self.text.line(f"sums = tl.zeros([{self.rows}], tl.float32)")
         self.results = self.zeros("made", self.made.features)
@@ -112,8 +111,10 @@ class AttentionWriter(Rows):
             mask = has_key.at(ACROSS) & piece.exists.at(DOWN)
             where = at.at(ACROSS) + (piece.at * size).at(DOWN)
             text.line(f"k = tl.load({self.pointer('key')} + {where}{mask.guard()})")
-            text.line(f"scores = tl.dot({query}, k{', scores' if place else ''}{self.exact})")
-        self._scores(key, has_key)
+            self.dot("scores", f"{query}, k", "scores" if place else "")
+        self.scale()
+        self.load_beside(self.head, key, self.has_row, has_key)
+        self.add_beside()
         self.hide(key, has_key, begin, end)
         self.weigh()
         factor = "weights" if self.exact else f"weights.to({named(self.kernel.src.dtype)})"
@@ -122,33 +123,7 @@ class AttentionWriter(Rows):
             mask = has_key.at(DOWN) & piece.exists.at(ACROSS)
             where = at.at(DOWN) + (piece.at * size).at(ACROSS)
             text.line(f"v = tl.load({self.pointer('value')} + {where}{mask.guard()})")
-            text.line(f"{result} = tl.dot({factor}, v, {result} * correction[:, None]{self.exact})")
-
-    def _scores(self, key: Index, has_key: Mask) -> None:
-        """What stands between the product and the exponential."""
-        text, made = self.text, self.made
-        exists = self.has_row.at(DOWN) & has_key.at(ACROSS)
-        self.scale()
-        if made.bias_axes:
-            where, mask = self._spread("bias", key, exists)
-            text.line(f"bias = tl.load({where}{mask.guard()})")
-            self.add_bias("bias")
-        if made.mask_axes:
-            where, mask = self._spread("mask", key, exists)
-            text.line(f"seen = tl.load({where}{mask.guard('0')})")
-            text.line(f"scores = tl.where(seen != 0, scores, {NOTHING})")
-
-    def _spread(self, role: str, key: Index, exists: Mask) -> tuple[str, Mask]:
-        """The addresses of a tensor with some axes of the scores, and which of them there are."""
-        operand: KernelOperand = self.beside[role]
-        axes = self.made.bias_axes if role == "bias" else self.made.mask_axes
-        known = {"b": self.batch, "h": self.head.at(DOWN), "s": self.query.at(DOWN), "t": key.at(ACROSS)}
-        where = total(known[axis] * step for axis, step in zip(axes, operand.strides, strict=True))
-        is_row = "s" in axes or ("h" in axes and self.heads.members > 1)
-        mask = (
-            exists if is_row else Mask(tuple(term for term in exists.terms if ACROSS in term), exists.vectors)
-        )
-        return f"{self.pointer(role)} + {where}", mask
+            self.dot(result, f"{factor}, v", f"{result} * correction[:, None]")
 
     # ---- the end
 

@@ -122,7 +122,7 @@ class GpuDepthwise(DepthwiseKnobs, GpuTemplate):
         return summation_bound(kernel)
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
-        return DepthwiseWriter(self, kernel, self.text).source()
+        return DepthwiseWriter(self, kernel, self.text).source(target)
 
 
 _Tile = tuple[int, int, int, int, int, int]

@@ -11,12 +11,16 @@ from itertools import product
 from math import prod
 from typing import ClassVar
 
+from fuseplan.backends.parts import gates_beside
 from fuseplan.backends.triton import model
 from fuseplan.backends.triton.index import ceil_div
 from fuseplan.backends.triton.template import GpuTemplate, weight_packing
+from fuseplan.backends.triton.templates import product_cost
 from fuseplan.backends.triton.templates.hopper_schedule import Knobs, Schedule
 from fuseplan.backends.triton.templates.hopper_tiles import (
     ALIGNED,
+    HALF,
+    MAP_BYTES,
     MOST_AXES,
     MOST_STEP,
     Geometry,
@@ -25,25 +29,32 @@ from fuseplan.backends.triton.templates.hopper_tiles import (
 from fuseplan.backends.triton.templates.hopper_writer import HopperWriter
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel
-from fuseplan.kernels.packing import Packing
+from fuseplan.kernels.packing import Packing, Pad, Reshape, Rounded, Transpose
 from fuseplan.kernels.target import Target
 from fuseplan.kernels.template import Accuracy, Template, accuracy_claim, contraction_claims, layout_claims
+from fuseplan.kernels.transposed import by_features
 from fuseplan.messages.reasons import Claim, Reason, claim
 from fuseplan.scalar import calls
 
 
 @dataclass(frozen=True)
 class Hopper(Knobs, GpuTemplate):
-    """Products and convolutions of f16 and bf16, channels last, with a persistent grid.
+    """Products and convolutions of f16 and bf16, channels last, gated ones too, and of f32 in TF32.
+
+    The grid is persistent.
 
     reads:  src and weight once per tile from the L2 into shared memory (src again for each tap), each operand
             once; `resident` weights once per program
-    writes: dst once, by copies from shared memory
-    chosen: on sm_90, wherever the copy engine can read src
+    writes: dst once, by copies from shared memory; from registers where channels are first
+    chosen: on sm_90, wherever the copy engine can read src, and for f32 with precision=tf32
 
     One warp copies boxes of src and of the weight into a ring in shared memory; zeros come in for padding.
     Groups of four warps multiply them. Groups share a tile, or take tiles in turn: one group finishes its
     tile while another multiplies.
+
+    Of f32, four warps load src, round it to TF32 and store it into the ring: channels may be first, of any
+    number and at any stride. Few channels are summed over together with the taps of the last axis. The
+    features of all residues of a transposed convolution are those of one convolution.
 
     Attributes:
         box: rows of a tile along dst's axes outside the channel.
@@ -65,16 +76,20 @@ class Hopper(Knobs, GpuTemplate):
 
     @classmethod
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
-        yield from contraction_claims(kernel)
+        yield from contraction_claims(kernel, transposes=True)
+        joint = not kernel.contraction.is_transposed or Geometry(kernel).joint is not None
+        got = None if joint else kernel.contraction.text
+        yield claim(joint, Reason.TRANSPOSED, got=got, operator=kernel.centre_step)
         yield claim(target.name == "sm_90", Reason.NOT_HOPPER, got=str(target), want="sm_90")
         step, contraction = kernel.centre_step, kernel.contraction
         dtypes = dict.fromkeys((kernel.src.dtype, kernel.weight.dtype, kernel.dst.dtype))
+        is_rounded = dtypes.keys() == {"f32"} and contraction.precision == "tf32"
         is_half = len(dtypes) == 1 and kernel.src.dtype in ("f16", "bf16")
-        yield claim(is_half, Reason.NOT_HALF, got=" to ".join(dtypes), operator=step)
+        yield claim(is_half or is_rounded, Reason.NOT_HALF, got=" to ".join(dtypes), operator=step)
         first = kernel.prologue[0] if kernel.prologue else None
         at, text = (None, None) if first is None else (first.step, first.op_text)
         yield claim(first is None, Reason.PROLOGUE, got=text, operator=at)
-        yield from layout_claims(kernel)
+        yield from layout_claims(kernel, gated=is_half)
         other = next((each for each in kernel.saved if kernel.saved[each].dtype != kernel.dst.dtype), None)
         yield claim(other is None, Reason.SAVED, operator=other)
         drawn = next((each for each in kernel.epilogue if "random" in calls(each.expression)), None)
@@ -82,18 +97,19 @@ class Hopper(Knobs, GpuTemplate):
         yield claim(drawn is None, Reason.DRAWN, got=text, operator=at)
         rank = kernel.src.rank
         yield claim(rank <= MOST_AXES, Reason.COPY_AXES, got=f"{rank} axes", operator=step)
-        last = _channels_last(kernel)
-        yield claim(last, Reason.CHANNELS_FIRST, got=str(kernel.src), operator=step)
-        sizes = {"channels": contraction.channels_per_group, "features": contraction.features}
-        odd = [f"{count} {name}" for name, count in sizes.items() if count % ALIGNED]
-        odd += [f"a stride of {stride} in src" for stride in strides_fit(kernel.src)]
-        want = f"multiples of {ALIGNED}"
-        yield claim(not odd, Reason.COPY_ALIGNMENT, got=next(iter(odd), None), want=want, operator=step)
-        steps = max(contraction.stride, default=1)
-        yield claim(steps <= MOST_STEP, Reason.COPY_STEP, got=f"stride={steps}", operator=step)
+        if is_half:
+            yield from _copy_claims(kernel)
+        elif not Geometry(kernel).scatters:
+            odd = contraction.features % (MAP_BYTES // kernel.dst.itemsize)
+            told, want = (
+                f"{contraction.features} features",
+                f"multiples of {MAP_BYTES // kernel.dst.itemsize}",
+            )
+            yield claim(not odd, Reason.COPY_ALIGNMENT, got=told, want=want, operator=step)
         found = next(choices(kernel, target), None) is not None
         yield claim(found, Reason.GROUP_TILES, got=f"groups={contraction.groups}", operator=step)
-        yield accuracy_claim(_bound(kernel), accuracy)
+        exact = is_rounded and accuracy == "strict"
+        yield accuracy_claim(_bound(kernel), product_cost.bound(kernel, "ieee") if exact else accuracy)
 
     @classmethod
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
@@ -102,13 +118,30 @@ class Hopper(Knobs, GpuTemplate):
             yield cls(**vars(knobs))
 
     def packed_weight(self, kernel: Kernel) -> Packing:
-        """The weight as (feature, taps, channel), behind the image where each has its own; or as it lies."""
-        if Geometry(kernel).is_turned:
+        """The weight as (feature, taps, channel), behind the image where each has its own; a turned one lies.
+
+        In a gated product, each tile has its gates and then its values.
+        """
+        geometry = Geometry(kernel)
+        if geometry.is_turned:
             return weight_packing(kernel.weight, (0, 1))
-        first = int(kernel.contraction.weight_per_batch)
+        schedule, first = self.schedule(kernel), int(kernel.contraction.weight_per_batch)
         ordered = kernel.weight.axes
         axes = (*ordered[: first + 1], *ordered[first + 2 :], ordered[first + 1])
-        return weight_packing(kernel.weight, axes)
+        if kernel.src.dtype != "f32":
+            inner = tuple(kernel.weight.shape[axis] for axis in axes[1:])
+            gates = gates_beside(kernel.parts, schedule.across * schedule.made, schedule.made, inner)
+            return weight_packing(kernel.weight, axes, gates=gates)
+        weight = replace(kernel.weight, shape=geometry.conv.weight_shape) if geometry.joint else kernel.weight
+        images = weight.shape[:first]
+        shape = (*images, geometry.features, geometry.taps, geometry.channels)
+        steps = Transpose(axes), Reshape(shape), Pad((*shape[:-1], geometry.packed_channels)), Rounded()
+        packed = Packing(weight.shape, weight.dtype, steps)
+        return (
+            packed.behind(by_features(kernel.weight, kernel.contraction, last=False))
+            if geometry.joint
+            else packed
+        )
 
     def schedule(self, kernel: Kernel) -> Schedule:
         """What follows from the choice for a kernel."""
@@ -122,7 +155,7 @@ class Hopper(Knobs, GpuTemplate):
         return _bound(kernel)
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
-        return HopperWriter(self.schedule(kernel), target.processors, self.text).source()
+        return HopperWriter(self.schedule(kernel), target.processors, self.text).source(target)
 
 
 def _bound(kernel: Kernel) -> float:
@@ -130,7 +163,21 @@ def _bound(kernel: Kernel) -> float:
 
     Tensor cores add with at least 23 fraction bits and cut what is below.
     """
-    return kernel.contraction.depth * 2.0**-23
+    return product_cost.bound(kernel, "native" if kernel.src.dtype != "f32" else "tf32")
+
+
+def _copy_claims(kernel: Kernel) -> Iterator[Claim]:
+    """The copy engine reads src and writes dst."""
+    step, contraction = kernel.centre_step, kernel.contraction
+    last = _channels_last(kernel)
+    yield claim(last, Reason.CHANNELS_FIRST, got=str(kernel.src), operator=step)
+    sizes = {"channels": contraction.channels_per_group, "features": Geometry(kernel).features}
+    odd = [f"{count} {name}" for name, count in sizes.items() if count % ALIGNED]
+    odd += [f"a stride of {stride} in src" for stride in strides_fit(kernel.src)]
+    want = f"multiples of {ALIGNED}"
+    yield claim(not odd, Reason.COPY_ALIGNMENT, got=next(iter(odd), None), want=want, operator=step)
+    steps = max(contraction.stride, default=1)
+    yield claim(steps <= MOST_STEP, Reason.COPY_STEP, got=f"stride={steps}", operator=step)
 
 
 def _channels_last(kernel: Kernel) -> bool:
@@ -158,6 +205,8 @@ LATENCY = 2.0e-6  # of a copy from memory, with all others under way
 STEPS_A_SECOND = 1.7e9  # of a warp: what comes after the sum, an instruction at a time
 TILE_SECONDS = 0.2e-6  # between the sums of one group: waits for barriers and for the copy to dst
 SHARED_READS = 38.0  # of 64 x 64 products: those of 128 columns are as fast as shared memory allows
+# Seconds of the loads that a thread has under way, with channels last, and first: four times as many then.
+LOADED_LAST, LOADED_FIRST = 0.9e-6, 1.6e-6
 BETWEEN_LINES = 1.25  # copies of rows that begin inside of a line of the L2, over copies of whole lines
 HIDDEN = 0.3  # of the shorter of arithmetic and memory shows beside the longer
 
@@ -166,10 +215,12 @@ def choices(kernel: Kernel, target: Target) -> Iterator[tuple[Knobs, float]]:
     """Every choice that fits the processor, and its seconds."""
     plain, reaching = Geometry(kernel), Geometry(kernel, True)
     geometries = (plain, reaching) if plain.can_reach else (plain,)
+    # gate and value are columns of one thread's sums, which rows are not
+    orders = (False,) if plain.ways > 1 else (False, True)
     for geometry, rows in product(geometries, (64, 128, 256)):
         boxes = geometry.boxes(rows)[:BOXES]
         for box, columns, depth, form, swapped in product(
-            boxes, _widths(kernel), _depths(kernel), FORMS, (False, True)
+            boxes, _widths(kernel), _depths(kernel), FORMS, orders
         ):
             if _fits((rows, columns), form, swapped):
                 base = Knobs(box, columns, depth, FEWEST_STAGES, *form[:2], programs=form[2])
@@ -194,10 +245,12 @@ def _moved(schedule: Schedule, target: Target) -> float:
     """Bytes through memory: all once, and a weight too large for the L2 again for later tiles of rows."""
     kernel, knobs = schedule.kernel, schedule.knobs
     weight = kernel.weight.nbytes
+    broken = schedule.geometry.broken(schedule.part) - 1 if schedule.geometry.scatters else 0.0
+    once = kernel.minimum_bytes + broken * kernel.dst.nbytes
     if weight < target.l2_bytes // 2:
-        return float(kernel.minimum_bytes)
+        return once
     together = max(knobs.band, target.processors * knobs.programs / schedule.across)
-    return kernel.minimum_bytes + weight * max(0.0, prod(schedule.counts) / together - 1)
+    return once + weight * max(0.0, prod(schedule.counts) / together - 1)
 
 
 def _summing(schedule: Schedule) -> float:
@@ -207,11 +260,23 @@ def _summing(schedule: Schedule) -> float:
     # of a product, 64 rows and all columns are read from shared memory anew
     reading = max(1.0, SHARED_READS * (64 + columns) / (64 * columns))
     depth = schedule.blocks * schedule.lines * knobs.depth
-    products = 2 * prod(knobs.box) * knobs.columns * depth * reading / FLOPS_A_SECOND
+    rate = FLOPS_A_SECOND * HALF / schedule.itemsize
+    products = 2 * prod(knobs.box) * knobs.columns * depth * reading / rate
+    if schedule.geometry.gathers:
+        return max(products, schedule.blocks * _loading(schedule))
     flying = knobs.programs * knobs.stages * schedule.stage_bytes / LATENCY
     moved = schedule.stage_bytes * (1.0 if _are_whole_lines(schedule.kernel) else BETWEEN_LINES)
     copies = schedule.blocks * moved / min(L2_BYTES_A_SECOND, flying)
     return max(products, copies)
+
+
+def _loading(schedule: Schedule) -> float:
+    """Seconds from a stage to the next where warps load src: as much at a time as registers hold."""
+    elements = schedule.src_bytes / schedule.itemsize / 128
+    step = schedule.kernel.src.element_strides[1]
+    batches = max(1.0, elements / schedule.held_loads)
+    weights = schedule.stage_bytes - schedule.src_bytes
+    return max(batches * (LOADED_LAST if step == 1 else LOADED_FIRST), weights / L2_BYTES_A_SECOND)
 
 
 def _are_whole_lines(kernel: Kernel) -> bool:
@@ -223,12 +288,13 @@ def _are_whole_lines(kernel: Kernel) -> bool:
 def _finishing(schedule: Schedule) -> float:
     """Seconds for what a group does after the sum."""
     steps = 4 + 3 * schedule.geometry.functions
-    return prod(schedule.sum_shape) / 128 * steps / STEPS_A_SECOND + TILE_SECONDS
+    elements = prod(schedule.own) * schedule.own_columns
+    return elements / 128 * steps / STEPS_A_SECOND + TILE_SECONDS
 
 
 def _widths(kernel: Kernel) -> tuple[int, ...]:
     """Features of a tile; of groups, a share without rest."""
-    features = kernel.contraction.features_per_group
+    features = Geometry(kernel).conv.features_per_group
     if kernel.contraction.groups > 1:
         return tuple(width for width in (16, 32, 64, 128, 256) if features % width == 0)
     return tuple(width for width in (32, 64, 128, 256) if width < 2 * max(features, 32))
@@ -236,11 +302,17 @@ def _widths(kernel: Kernel) -> tuple[int, ...]:
 
 def _depths(kernel: Kernel) -> tuple[int, ...]:
     """Channels of one product: 128 bytes of them, or fewer where that wastes less."""
-    channels = kernel.contraction.channels_per_group
+    geometry = Geometry(kernel)
+    channels = geometry.channels
+    depths = [count // kernel.src.itemsize for count in (128, 64, 32)]
+    if geometry.along > 1:  # all are one product
+        return tuple(depth for depth in depths if channels <= depth)[-1:]
+    if geometry.gathers and channels >= depths[0]:  # fewer make more stages, which loads fill sooner
+        return tuple(depths[:2])
     if kernel.contraction.groups > 1:
-        return tuple(depth for depth in (64, 32, 16) if channels % depth == 0)[:1]
-    least = min(ceil_div(channels, depth) * depth for depth in (64, 32, 16))
-    return tuple(depth for depth in (64, 32, 16) if ceil_div(channels, depth) * depth <= 1.25 * least)[:1]
+        return tuple(depth for depth in depths if channels % depth == 0)[:1]
+    least = min(ceil_div(channels, depth) * depth for depth in depths)
+    return tuple(depth for depth in depths if ceil_div(channels, depth) * depth <= 1.25 * least)[:1]
 
 
 def _fits(tile: tuple[int, int], form: tuple[int, bool, int], swapped: bool) -> bool:
@@ -268,6 +340,8 @@ def _variants(base: Knobs, geometry: Geometry, target: Target) -> Iterator[tuple
 def _deepest(schedule: Schedule, target: Target) -> Iterator[tuple[Knobs, float]]:
     """The choice with as many stages as fit; none where fewer than two do."""
     knobs = schedule.knobs
+    if schedule.geometry.gathers and prod(knobs.box) * knobs.depth > 128 * schedule.held_loads:
+        return  # ptxas gives up where a box does not fit into registers
     most = (SHARED_BYTES + RESERVED_BYTES) // knobs.programs - RESERVED_BYTES
     stages = min(MOST_STAGES, knobs.stages + (most - schedule.shared_bytes) // schedule.stage_bytes)
     if stages >= FEWEST_STAGES:

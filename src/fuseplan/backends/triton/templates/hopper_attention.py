@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from fuseplan.backends.triton import model
 from fuseplan.backends.triton.templates.attention import GpuAttention
-from fuseplan.backends.triton.templates.hopper_attention_rows import limits
+from fuseplan.backends.triton.templates.hopper_attention_rows import BESIDE_A_BYTE, bytes_beside, limits
 from fuseplan.backends.triton.templates.hopper_attention_writer import (
     RINGS,
     AttentionLots,
@@ -40,7 +40,7 @@ class HopperAttention(HopperAttentionKnobs):
 
     reads:  src once; key and value once for each tile of queries, most often from the second cache
     writes: dst once, by copies from shared memory
-    chosen: on sm_90, for f16 and bf16 without masks, biases and lengths, where there are queries for tiles
+    chosen: on sm_90, for f16 and bf16, where there are queries for tiles
 
     One warp copies blocks of keys and values into two rings in shared memory. Groups of four warps have 64
     queries each, and read the same blocks.
@@ -87,7 +87,8 @@ class HopperAttention(HopperAttentionKnobs):
         lots = self.lots(kernel, target)
         pairs = lots.rows * self.keys
         products = 2 * pairs * (lots.size + lots.features) / FLOPS_A_SECOND
-        block = products + SHOWN[self.in_turn] * pairs / EXPONENTIALS + TURN * self.in_turn
+        shown = SHOWN[self.in_turn] + BESIDE_A_BYTE * bytes_beside(kernel)
+        block = products + shown * pairs / EXPONENTIALS + TURN * self.in_turn
         inside = lots.seconds(block, TILE_SECONDS[self.persistent], target.processors)
         moved = model.seconds(target, self.traffic(kernel, target))
         return round(max(inside + model.LAUNCH_SECONDS, moved), 9)
@@ -99,4 +100,4 @@ class HopperAttention(HopperAttentionKnobs):
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
         lots = self.lots(kernel, target)
-        return HopperAttentionWriter(lots, kernel, target.processors, self.text).source()
+        return HopperAttentionWriter(lots, kernel, target.processors, self.text).source(target)

@@ -14,7 +14,7 @@ from fuseplan.backends.triton.templates.hopper_attention_gradient_writer import 
     HopperGradientKnobs,
     HopperGradientWriter,
 )
-from fuseplan.backends.triton.templates.hopper_attention_rows import OWN, limits
+from fuseplan.backends.triton.templates.hopper_attention_rows import BESIDE_A_BYTE, bytes_beside, limits
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.target import Target
@@ -26,6 +26,9 @@ ROLES = ("key", "value", "lse", "delta", "grad")
 # Groups, others of a block, and whether products lag, for heads of up to so many elements.
 BY_QUERY = {64: ((2, 128, True), (2, 64, True)), 128: ((2, 64, True),)}
 BY_KEY = {64: ((2, 128, False), (2, 64, True)), 128: ((2, 64, True),)}
+# With a soft cap, or a number beside each score: blocks of 128 spill, and products that lag behind two sums.
+CROWDED_BY_QUERY = {128: ((2, 64, True),)}
+CROWDED_BY_KEY = {64: ((2, 64, True),), 128: ((2, 64, False),)}
 MOST_STAGES = 4
 SMALL = 64  # elements of a head for which groups take no turns, and keys have registers for a soft cap
 
@@ -44,7 +47,7 @@ class HopperAttentionGradient(HopperGradientKnobs):
 
     reads:  src, grad and the sums once; key and value once for each tile of queries; or the other way round
     writes: dst once, and the gradient of value, by copies from shared memory
-    chosen: on sm_90, for f16 and bf16 without masks, biases and lengths, where there are rows for tiles
+    chosen: on sm_90, for f16 and bf16, where there are rows for tiles
 
     One warp copies blocks into two rings in shared memory. Groups of four warps have 64 rows each, and read
     the same blocks. Rows are queries, or keys for the gradients of key and value.
@@ -78,13 +81,16 @@ class HopperAttentionGradient(HopperGradientKnobs):
 
     @classmethod
     def _made(cls, kernel: Kernel, target: Target) -> Iterator[HopperAttentionGradient]:
-        size = max(kernel.attention.size, kernel.attention.features)
-        tiles = BY_KEY if cls._is_key(kernel) else BY_QUERY
+        made, is_key = kernel.attention, cls._is_key(kernel)
+        size, is_crowded = max(made.size, made.features), made.softcap or bytes_beside(kernel)
+        crowded, usual = (CROWDED_BY_KEY, BY_KEY) if is_key else (CROWDED_BY_QUERY, BY_QUERY)
+        tiles = crowded if is_crowded else usual
         listed = next(each for most, each in tiles.items() if size <= most)
-        if kernel.attention.softcap:  # blocks of 128 spill
-            listed = tuple(each for each in listed if each[1] == OWN)
-        turns = (True, False) if size > SMALL else (False,)
-        for (groups, keys, lagging), persistent, in_turn in product(listed, (True, False), turns):
+        is_plain = size > SMALL and is_key and is_crowded
+        forms = (
+            ((False,), (False,)) if is_plain else ((True, False), (True, False) if size > SMALL else (False,))
+        )
+        for (groups, keys, lagging), persistent, in_turn in product(listed, *forms):
             tried = (
                 cls(groups, keys, stages, persistent, in_turn, lagging)
                 for stages in range(MOST_STAGES, 1, -1)
@@ -106,7 +112,7 @@ class HopperAttentionGradient(HopperGradientKnobs):
         lots, made = self.lots(kernel, target), kernel.attention
         pairs, by = lots.rows * self.keys, lots.meeting.by
         each = 2 * lots.size + lots.features * (2 if lots.is_rising else 1)
-        shown = SHOWN[by] if self.lagging else SHOWN_AT_ONCE
+        shown = (SHOWN[by] if self.lagging else SHOWN_AT_ONCE) + BESIDE_A_BYTE * bytes_beside(kernel)
         block = 2 * pairs * each / FLOPS_A_SECOND + shown * pairs / EXPONENTIALS
         block *= TURNS[made.is_causal] if self.in_turn else 1.0
         inside = lots.seconds(block, TILE_SECONDS[self.persistent], target.processors)
@@ -120,4 +126,4 @@ class HopperAttentionGradient(HopperGradientKnobs):
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
         lots = self.lots(kernel, target)
-        return HopperGradientWriter(lots, kernel, target.processors, self.text).source()
+        return HopperGradientWriter(lots, kernel, target.processors, self.text).source(target)

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 from fuseplan.backends.attending import SIDES
 from fuseplan.backends.triton.elementwise import Place, argument
-from fuseplan.backends.triton.index import ACROSS, ALL, DOWN, Index, ceil_div, number
+from fuseplan.backends.triton.index import ACROSS, ALL, DOWN, Index, Mask, ceil_div, number
 from fuseplan.backends.triton.storage import named
 from fuseplan.backends.triton.template import GpuTemplate
-from fuseplan.backends.triton.templates.hopper_attention_rows import OWN, HopperRows, Lots
+from fuseplan.backends.triton.templates.hopper_attention_rows import OWN, WARP, HopperRows, Lots
 from fuseplan.backends.triton.templates.hopper_finishing import accumulator
 from fuseplan.backends.triton.templates.hopper_schedule import (
     BARRIER_BYTES,
@@ -35,7 +35,6 @@ from fuseplan.scalar import fold
 RINGS = ("first", "second")  # the factors of the scores, and those of the products with the gradient
 TOLD = ("base", "delta")  # of each query
 BARRIERS = ("full", "empty", "own_full", "own_empty")
-WARP = 32  # threads
 SINGLE = 4  # bytes of an f32
 PLAIN = "gl.SwizzledSharedLayout(1, 1, 1, [0])"
 
@@ -174,14 +173,16 @@ class HopperGradientWriter(HopperRows):
                 text.line("weight_layout: gl.constexpr = gl.DotOperandLayout(0, value_layout, 2)")
             text.line(*(f"{self.own[name]}_tile = {self._tile(name, 'own', 'team', OWN)}" for name in RINGS))
             text.line("turn_phase = 0", "stage = 0", "phase = 0")
+            self.clear_layouts(self.across.values())
             if self.knobs.in_turn:
                 text.line("mine = 1 if team == 0 else 0")
             with self.each_tile():
                 row = self.rows_at(number("team", self.knobs.groups)) + self.vector(OWN, 1)
                 self.query = text.index("row", row)
+                if not is_key or self.is_beside:
+                    self.has_row = text.mask("has_row", self.query < self.heads.rows)
                 if not is_key:
-                    exists = text.mask("has_row", self.query < self.heads.rows)
-                    self.load_told(self.head, self.query, exists)
+                    self.load_told(self.head, self.query, self.has_row)
                     self.write_base()
                 sums = (("made", lots.size, "layout"), ("value_made", lots.features, "value_layout"))
                 text.line(f"none = gl.zeros([{OWN}, {self.keys}], gl.float32, layout=score_layout)")
@@ -200,6 +201,7 @@ class HopperGradientWriter(HopperRows):
         """Blocks, of the heads that read the same keys one after another."""
         text, low, high, keys, through = self.text, self.low, self.high, self.keys, self.heads.through
         done = int(self.knobs.lagging)
+        self.other_head = self.key_head * through
         if done:
             self._block(is_first=True)
         if through == 1:
@@ -211,6 +213,7 @@ class HopperGradientWriter(HopperRows):
             text.line(*([] if is_known else [f"span = ({whole}) // {keys}"]))
             steps = [f"start = {number(f'step % {span}', self.heads.others) * keys + low}"]
             loop = f"for step in range({done}, {int(span) * through if is_known else f'span * {through}'})"
+            self.other_head = self.other_head + number(f"step // {span}", through)
         with text.block(loop):
             text.line(*steps)
             self._block(is_first=not done)
@@ -234,7 +237,10 @@ class HopperGradientWriter(HopperRows):
         """One block up to its slopes; but for a first one, the product with the last one's."""
         text, lagging = self.text, self.knobs.lagging
         in_turn = self.knobs.in_turn and not (is_first and lagging)
+        others, behind = self.heads.others, self.low.low + self.keys * lagging
+        start = self.low if is_first and lagging else Index("start", min(behind, others), others)
         self._await()
+        self.clear("stage", start)
         if in_turn:
             text.line("mbarrier.wait(order.index(team), mine)", "mine ^= 1")
         self._begin_scores("scores", "first")
@@ -243,9 +249,14 @@ class HopperGradientWriter(HopperRows):
         self._begin_scores("products", "second")
         if in_turn:
             text.line(f"mbarrier.arrive(order.index((team + 1) % {self.knobs.groups}))")
+        other = start + self.vector(self.keys, 0)
+        exists = self.has_key(other, self.limit)
+        if self.is_beside and not self.is_key:  # on their way while the products run
+            self.load_beside(self.head, other, self.has_row, exists)
         self._end(1 if is_first else 2, "scores")
-        others, behind = self.heads.others, self.low.low + self.keys * lagging
-        self._weigh(self.low if is_first and lagging else Index("start", min(behind, others), others))
+        if self.is_beside and self.is_key:  # two sums leave no registers for them before
+            self.load_beside(self.other_head, other, self.has_row, exists)
+        self._weigh(start, other, exists)
         if self.is_key:
             # It takes the weights: their exponentials stand in front of the waits behind it.
             tile = self._tile("second", "ring", "stage", self.keys)
@@ -286,18 +297,16 @@ class HopperGradientWriter(HopperRows):
             return f"{name}{DOWN}"
         return f"{name}_ring.index(stage).load(gl.SliceLayout(0, score_layout)){ACROSS}"
 
-    def _weigh(self, start: Index) -> None:
+    def _weigh(self, start: Index, other: Index, exists: Mask) -> None:
         """Weights of the scores, and the steepness of a bounded one in them, as a factor of the slopes."""
         text, made = self.text, self.made
         if made.softcap:
             steepness = fold(made.slope, {"x": "scores"}, self.table)
             text.line(f"steepness = {steepness}")
         self.scale()
+        self.add_beside()
         # No row is behind the others' end where these are queries: the sums told of such are infinite.
-        key = start + self.vector(self.keys, 0)
-        is_whole = self.is_key or self.heads.others % self.keys == 0
-        exists = ALL if is_whole else key < self.heads.others
-        self.hide(key, exists, self.begin, self.end, start)
+        self.hide(other, ALL if self.is_key else exists, self.begin, self.end, start)
         scaled = "" if self.factor == 1.0 else f" * {self.factor!r}"
         text.line(f"weights = gl.exp2(scores{scaled} - {self._told('base')})")
         if self.is_key:
@@ -319,6 +328,11 @@ class HopperGradientWriter(HopperRows):
         """Results by copies from shared memory, where the tile's rows were; dst through the epilogue."""
         text, lots, kernel = self.text, self.lots, self.kernel
         scaled = "" if self.made.softcap else f" * {self.made.scale!r}"
+        if self.is_key and self.made.is_padded:
+            row = self.rows_at(number("team", self.knobs.groups))
+            for name, layout in (("made", "layout"), ("value_made", "value_layout")):
+                exists = (row + self.vector(OWN, 1, layout) < self.image_keys).at(DOWN)
+                text.line(f"{name} = gl.where({exists}, {name}, 0.0)")
         text.line(f"result = made{scaled}")
         channel = self.vector(lots.size, 0, "layout").at(ACROSS)
         exists = str(channel < self.made.size) if self.epilogue.operands else ""

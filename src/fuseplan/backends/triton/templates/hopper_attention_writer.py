@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fuseplan.backends.triton.elementwise import Place
-from fuseplan.backends.triton.index import ACROSS, Index, as_index, number
+from fuseplan.backends.triton.index import ACROSS, ALL, Index, number
 from fuseplan.backends.triton.storage import named
 from fuseplan.backends.triton.template import GpuTemplate
 from fuseplan.backends.triton.templates.attention_scores import NOTHING
@@ -68,9 +68,10 @@ class HopperAttentionWriter(HopperRows):
         super().__init__(lots, kernel, processors, lots.knobs.persistent, title)
         self.holds_dst, self.knobs = lots.holds_dst, lots.knobs
         self.leaving = "dst_tiles" if self.holds_dst else "queries"  # where dst is on its way
+        maps = {each: self.mapped(each, self.keys) for each in RINGS}
         self.tensors = (
             Slot("src", map=self.mapped("src", OWN)),
-            *(Slot("operand", self.beside[each].key, self.mapped(each, self.keys)) for each in RINGS),
+            *(Slot("operand", each.key, maps.get(role)) for role, each in self.beside.items()),
             *self.epilogue.slots,
             Slot("dst", map=self.mapped("dst", OWN)),
             *(Slot("result", each.key) for each in kernel.results),
@@ -142,9 +143,12 @@ class HopperAttentionWriter(HopperRows):
                 *(f"{role}_phase = 0" for role in RINGS),
                 *(["mine = 1 if team == 0 else 0"] if knobs.in_turn else ()),
             )
+            self.clear_layouts(["value"])
             with self.each_tile():
                 row = self.rows_at(number("team", knobs.groups)) + self.vector(OWN, 1)
                 self.query = text.index("row", row)
+                is_by_row = "s" in self.made.bias_axes + self.made.mask_axes
+                self.has_row = text.mask("has_row", self.query < self.made.queries) if is_by_row else ALL
                 text.line(
                     f"top = gl.full([{OWN}], {NOTHING}, gl.float32, layout=row_layout)",
                     f"sums = gl.zeros([{OWN}], gl.float32, layout=row_layout)",
@@ -187,6 +191,7 @@ class HopperAttentionWriter(HopperRows):
         if self.holds_dst:
             text.line("mbarrier.arrive(query_empty.index(team))")
         self._await("value")
+        self.clear("value_stage", (self.high - 1) // self.keys * self.keys)
         self._begin_results()
         self._end_results()
 
@@ -207,14 +212,18 @@ class HopperAttentionWriter(HopperRows):
 
     def _weights(self, *, pending: int) -> None:
         """Waits for the scores, gives their keys back, and makes weights of them."""
+        key = Index("start", 0, self.made.keys) + self.vector(self.keys, 0)
+        has_key = self.has_key(key, self.limit)
+        if self.is_beside:  # on the way while the products run
+            self.load_beside(self.head, key, self.has_row, has_key)
         self.text.line(
             f"scores = warpgroup_mma_wait({pending}, deps=(scores,))",
             "mbarrier.arrive(key_empty.index(key_stage))",
         )
         self._advance("key")
         self.scale()
-        key, limit = Index("start", 0, self.made.keys) + self.vector(self.keys, 0), as_index(self.made.keys)
-        self.hide(key, self.has_key(key, limit), self.begin, self.end)
+        self.add_beside()
+        self.hide(key, has_key, self.begin, self.end)
         self.weigh()
 
     def _begin_results(self) -> None:

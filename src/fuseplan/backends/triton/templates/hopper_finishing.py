@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
 from fuseplan.backends.triton.elementwise import Elementwise, Known, Place, argument
 from fuseplan.backends.triton.index import ACROSS, ALL, DOWN, WIDE, Index, Mask, as_index, digits, number
-from fuseplan.backends.triton.templates.hopper_schedule import PART_TILES, Schedule
+from fuseplan.backends.triton.templates.hopper_schedule import PART_TILES, Schedule, widened
 from fuseplan.backends.triton.templates.hopper_tiles import HALF
 from fuseplan.backends.triton.text import Text
 from fuseplan.kernels.emit import Slot
@@ -31,12 +32,27 @@ class Finishing:
     def __init__(self, text: Text, schedule: Schedule) -> None:
         self.text, self.schedule = text, schedule
         self.knobs, self.kernel, self.geometry = schedule.knobs, schedule.kernel, schedule.geometry
+        self.between = Elementwise(self.kernel, "between", text, namespace="gl")
         self.epilogue = Elementwise(self.kernel, "epilogue", text, namespace="gl")
-        self.slots = self.epilogue.slots
+        self.slots = (*self.between.slots, *self.epilogue.slots)
         along, across = ACROSS, DOWN
         self._along, self._across = (across, along) if self.knobs.swapped else (along, across)
         # By the first feature of a part: the name of its features, and what depends on them alone.
         self._early: dict[str, tuple[Index, Known]] = {}
+
+    def layouts(self) -> dict[str, str]:
+        """By name, how a part lies over the threads: as products leave it, and to be scattered."""
+        found = {"layout": accumulator(self.schedule.part_width, self.schedule.itemsize)}
+        return found | ({"lying": self._lying} if self.geometry.scatters else {})
+
+    @property
+    def _lying(self) -> str:
+        """Neighbouring threads store neighbouring positions."""
+        down = min(4, max(1, prod(self.schedule.part) // 32))
+        shapes, order = ["[1, 1]", "[32, 1]", f"[{down}, {4 // down}]"], "[0, 1]"
+        if self.knobs.swapped:
+            shapes, order = ["[1, 1]", "[1, 32]", f"[{4 // down}, {down}]"], "[1, 0]"
+        return f"gl.BlockedLayout({', '.join(shapes)}, {order})"
 
     # ---- before the sum
 
@@ -46,7 +62,7 @@ class Finishing:
             self.text.line("turn = 0")
         if self._is_early and self._stays:
             program = number("gl.program_id(0)", self.schedule.launched * self.schedule.across)
-            self.text.line(f"feature = {program % self.schedule.across * self.knobs.columns}")
+            self.text.line(f"feature = {program % self.schedule.across * self.schedule.made}")
             self._prepare()
 
     def prepare(self) -> None:
@@ -65,7 +81,8 @@ class Finishing:
             first = str(self._first_feature(part))
             if first not in self._early:
                 column = self._column(part)
-                known = self.epilogue.prepare(str(column.at(self._along)), str(self._has_channel(column)))
+                channel = self._channel(column).at(self._along)
+                known = self.epilogue.prepare(str(channel), str(self._has_channel(column)))
                 self._early[first] = column, known
 
     def _first_feature(self, part: tuple[int, ...]) -> Index:
@@ -76,9 +93,9 @@ class Finishing:
         features = self._vector(self.schedule.part_columns, self._axis)
         return self.text.index(self.text.name("column"), self._first_feature(part) + features)
 
-    def _vector(self, count: int, lacking: int) -> Index:
+    def _vector(self, count: int, lacking: int, layout: str = "layout") -> Index:
         """The numbers from 0 to `count`, along the axis of a part that is not `lacking`."""
-        layout = f"gl.SliceLayout({lacking}, layout)"
+        layout = f"gl.SliceLayout({lacking}, {layout})"
         return Index(f"gl.arange(0, {count}, layout={layout})", 0, count - 1, is_vector=True)
 
     @property
@@ -95,7 +112,7 @@ class Finishing:
         """
         rows, columns = self.schedule.sum_shape
         values = sum(operand.is_channel for operand in self.epilogue.operands)
-        each = rows // 32 if self.knobs.swapped else columns // 4
+        each = rows // 32 if self.knobs.swapped else self.schedule.own_columns // 4
         return values > 1 and rows * columns // 128 + values * each <= HELD_REGISTERS[self.knobs.groups]
 
     def _bring(self, operand: KernelOperand) -> None:
@@ -103,7 +120,8 @@ class Finishing:
         tile, full = brought(operand)
         schedule = self.schedule
         name = argument(Slot("operand", operand.key))
-        self.text.line(f"mbarrier.expect({full}, {prod(schedule.sum_shape) * HALF})")
+        size = prod(schedule.own) * schedule.own_columns * schedule.itemsize
+        self.text.line(f"mbarrier.expect({full}, {size})")
         for place, part in enumerate(schedule.parts):
             into = f"{tile}.index({place})"
             self.text.line(f"tma.async_load({name}, [{_listed(schedule.at(part))}], {full}, {into})")
@@ -117,7 +135,7 @@ class Finishing:
             text.line(f"mbarrier.wait({brought(operand)[1]}, turn)")
         if schedule.copied:
             text.line("turn ^= 1")
-        parts, summed = schedule.parts, self._split()
+        parts, summed = schedule.parts, self._summed()
         first, known = self._columns(parts[0])
         names = [*schedule.letters, "feature"]
         last = max(self._first_feature(part).high for part in parts)
@@ -125,21 +143,23 @@ class Finishing:
 
         def write() -> tuple[str, ...]:
             own = [begin.named(name) for name, begin in zip(names, schedule.at(parts[0]), strict=True)]
-            self._finish_part("part", "place", [self._reaching(each) for each in own], any_column, known)
+            self._finish_part(whole, "place", [self._reaching(each) for each in own], any_column, known)
             return ()
 
-        for place, (part, total) in enumerate(zip(parts, summed, strict=True)):
+        whole = ["part", "value_part"][: self.geometry.ways]
+        for place, (part, totals) in enumerate(zip(parts, summed, strict=True)):
             if len(parts) == 1:
-                self._finish_part(total, "0", schedule.at(part), first, known)
+                self._finish_part(totals, "0", schedule.at(part), first, known)
             else:
                 column, own = self._columns(part) if place else (first, known)
-                given = {"part": total, "place": str(place), str(first): str(column)}
+                given = dict(zip(whole, totals, strict=True)) | {"place": str(place), str(first): str(column)}
                 given |= {name: str(begin) for name, begin in zip(names, schedule.at(part), strict=True)}
                 if known and own:
                     both = ((known.values[node], own.values[node]) for node in known.values)
                     given |= {mine: other for mine, other in both if mine.isidentifier()}
                 text.call("finish", given, write)
-            if len(self.kernel.saved) % 2 == 0:  # else a part ends as it began
+            # with an odd number of saved values, a part ends with the tile of dst that it began with
+            if not self.geometry.scatters and len(self.kernel.saved) % 2 == 0:
                 text.line("slot ^= 1")
 
     def _columns(self, part: tuple[int, ...]) -> tuple[Index, Known | None]:
@@ -151,21 +171,24 @@ class Finishing:
         return replace(begin, high=begin.high + prod(self.knobs.box) + self.knobs.columns)
 
     def _finish_part(
-        self, total: str, place: str, at: list[Index], column: Index, known: Known | None
+        self, totals: Sequence[str], place: str, at: list[Index], column: Index, known: Known | None
     ) -> None:
         """The stages of a part, and its copy to dst.
 
         Args:
-            total: name of the sum.
+            totals: names of the sums that it is made of.
             place: text of the part's number.
             at: where it begins in dst.
             column: its features.
             known: what is known of them.
         """
         lying = replace(self._place(at, column), held=self._read(place), known=known)
-        made = self.epilogue.outputs(self.epilogue.apply(total, lying))
-        for number_of, (tensor, value) in enumerate(made.items()):
-            if number_of:
+        made = self.epilogue.apply(self._met(totals, column), lying)
+        if self.geometry.scatters:
+            self._scatter(self.epilogue.stored(made), at)
+            return
+        for place_of, (tensor, value) in enumerate(self.epilogue.outputs(made).items()):
+            if place_of:
                 self.text.line("slot ^= 1")
             self.text.line(
                 f"tma.store_wait(pendings={PART_TILES - 1})",
@@ -175,11 +198,49 @@ class Finishing:
                 f"tma.async_store({tensor}, [{_listed(at)}], dst_tiles.index(slot))",
             )
 
+    def _scatter(self, made: str, at: list[Index]) -> None:
+        """Stores a part, in long runs of memory."""
+        text, schedule = self.text, self.schedule
+        features = self._vector(schedule.part_columns, self._axis, "lying")
+        column = text.index("feature_to", self._reaching(at[-1]) + features)
+        row = text.index("row_to", self._vector(prod(schedule.part), 1 - self._axis, "lying"))
+        element, _, mask = self._positions(row, at, column)
+        mask = text.mask("mask_to", mask & self._has_channel(column))
+        if self.geometry.residues == 1:  # offsets that the threads' registers differ by are numbers
+            first, more = self._reaching(at[-1]), features
+        else:
+            first, more = as_index(0), self._channel(column)
+        pointers = f"dst + {(element + first * self._step).atom} + {(more * self._step).at(self._along).atom}"
+        text.line(f"gl.store({pointers}, gl.convert_layout({made}, lying){mask.guard('')})")
+
     def _as_sum(self, tile: str) -> str:
         """A part of dst in shared memory, as the products' rows and columns."""
         schedule = self.schedule
         matrix = f"{tile}.reshape([{prod(schedule.part)}, {schedule.part_columns}])"
         return f"{matrix}.permute((1, 0))" if self.knobs.swapped else matrix
+
+    def _met(self, totals: Sequence[str], column: Index) -> str:
+        """The sum that the stages of a part begin with; of a gated product also the sum of its values."""
+        ways = self.geometry.ways
+        if ways == 1:
+            return totals[0]
+        made = [self._between(total, column, number) for number, total in enumerate(totals)]
+        self.epilogue.given |= {f"x[{number}]": each for number, each in enumerate(made)}
+        return made[0]
+
+    def _between(self, total: str, column: Index, number: int) -> str:
+        """The stages before gate and value meet, whose operands have them in turn."""
+        if not self.kernel.between:
+            return total
+        feature = self.text.index(self.text.name("feature"), column * self.geometry.ways + number)
+        lying = Place("", str(feature.at(self._along)), "", "", str(self._has_channel(column)))
+        return self.between.apply(total, lying)
+
+    def _summed(self) -> list[list[str]]:
+        """The sums that each part of dst is made of: of a gated product all gates come before all values."""
+        halves = self._split()
+        count = len(halves) // self.geometry.ways
+        return [halves[place::count] for place in range(count)]
 
     def _split(self) -> list[str]:
         """The parts of the sum, columns in order; every thread keeps what it has."""
@@ -206,44 +267,76 @@ class Finishing:
             found[operand.key] = self.text.let(f"{operand.key}_read", read)
         return found
 
+    def _channel(self, column: Index) -> Index:
+        """The features of dst that columns are: of several residues each."""
+        return column // self.geometry.residues
+
     def _has_channel(self, column: Index) -> Mask:
         return (column < self.geometry.features).at(self._along)
 
     def _place(self, at: list[Index], column: Index) -> Place:
         """How the elements of the part that begins at `at` are indexed."""
         text, schedule = self.text, self.schedule
-        channel, has_channel = column.at(self._along), self._has_channel(column)
+        channel, has_channel = self._channel(column).at(self._along), self._has_channel(column)
         has_inside = any(operand.is_inside for operand in self.epilogue.operands)
-        counts = self.epilogue.counts or any(operand.is_scattered for operand in self.epilogue.operands)
+        scattered = any(operand.is_scattered for operand in self.epilogue.operands)
+        in_place = self.geometry.scatters and any(not operand.packed for operand in self.epilogue.operands)
+        counts = self.epilogue.counts or scattered or in_place
         if not (has_inside or counts):
             return Place("", str(channel), "", "", str(has_channel))
         row = text.index("row", self._vector(prod(schedule.part), 1 - self._axis))
-        element, inside, has_row = self._positions(row, at)
-        mask = text.mask("mask", has_row.at(self._across) & has_channel)
+        element, inside, mask = self._positions(row, at, column)
+        mask = text.mask("mask", mask & has_channel)
         if has_inside:
-            inside = text.index("inside", inside.at(self._across) + channel)
+            inside = text.index("inside", inside + channel * self._step)
         if counts:
-            element = text.index("element", element.at(self._across) + channel)
+            element = text.index("element", element + channel * self._step)
         return Place(str(element), str(channel), str(inside), str(mask), str(has_channel))
 
-    def _positions(self, row: Index, first: list[Index]) -> tuple[Index, Index, Mask]:
-        """Offset of each row of a part in dst and within its image, and which rows there are."""
+    @property
+    def _step(self) -> int:
+        """Elements of dst from a feature to the next."""
+        return self.kernel.dst.element_strides[1] if self.geometry.scatters else 1
+
+    def _positions(self, row: Index, first: list[Index], column: Index) -> tuple[Index, Index, Mask]:
+        """Offset of each row of a part in dst and within its image, and which rows there are.
+
+        Where columns are of several residues, of each row and column.
+        """
         text, geometry = self.text, self.geometry
         is_wide = self.kernel.open_axis is not None or self.kernel.dst.span >= WIDE
         if geometry.is_flat:
             position = text.index("position", first[0] + row)
-            inside = position % prod(self.kernel.dst.spatial) * geometry.features
-            return position.wide(is_wide) * geometry.features, inside, position < self.schedule.extents[0]
+            step = 1 if geometry.scatters else geometry.features
+            inside = (position % prod(self.kernel.dst.spatial) * step).at(self._across)
+            mask = (position < self.schedule.extents[0]).at(self._across)
+            return (position.wide(is_wide) * step).at(self._across), inside, mask
         element, inside, mask = as_index(0), as_index(0), ALL
         places = digits(row, self.schedule.part)
         rows = zip(geometry.axes, self.schedule.extents, first, places, strict=False)
+        begins = self._begins(column)
         for axis, extent, start, place in rows:
             at = text.index(f"{axis.letter}_row", start + place)
-            mask = mask & (at < extent)
-            element = element + at.wide(is_wide) * axis.dst_stride
+            mask = mask & (at < extent).at(self._across)
+            spot = (at * axis.stride).at(self._across)
+            if axis.extent:
+                spot = spot + begins[axis.letter].at(self._along)
+                mask = mask & (spot >= 0) & (spot < axis.extent)
+            element = element + widened(spot, is_wide) * axis.dst_stride
             if axis.letter != "n":
-                inside = inside + at * axis.dst_stride
+                inside = inside + spot * axis.dst_stride
         return element, inside, mask
+
+    def _begins(self, column: Index) -> dict[str, Index]:
+        """The output of the first row that columns make along each axis with residues."""
+        axes = sorted(
+            (axis for axis in self.geometry.axes if axis.extent), key=lambda axis: -ord(axis.letter)
+        )
+        if not axes:
+            return {}
+        number = self.text.index("residue", column % self.geometry.residues)
+        places = digits(number, [axis.stride for axis in axes])
+        return {axis.letter: place + axis.begin for axis, place in zip(axes, places, strict=True)}
 
 
 def _listed(at: list[Index]) -> str:
@@ -255,6 +348,7 @@ def brought(operand: KernelOperand) -> tuple[str, str]:
     return f"{operand.key}_tile", f"{operand.key}_full"
 
 
-def accumulator(columns: int) -> str:
+def accumulator(columns: int, itemsize: int = HALF) -> str:
     """The layout of a product's rows and columns over the threads of a group."""
-    return f"gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, {columns}, 16])"
+    shape = f"instr_shape=[16, {columns}, {32 // itemsize}]"
+    return f"gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], {shape})"

@@ -11,7 +11,7 @@ from operator import mul
 
 from fuseplan.backends.triton.index import Index, as_index, ceil_div, number
 from fuseplan.backends.triton.shell import of_launch, programs_of
-from fuseplan.backends.triton.templates.hopper_tiles import HALF, Geometry
+from fuseplan.backends.triton.templates.hopper_tiles import Geometry
 from fuseplan.backends.triton.text import Text
 from fuseplan.kernels.emit import Programs, Slot
 from fuseplan.kernels.kernel import KernelOperand
@@ -19,6 +19,7 @@ from fuseplan.system.locks import cached_property
 
 PART = 64
 PART_TILES = 2  # of dst in shared memory: one is written while the one before it is copied out
+SCATTER_BYTES = 2048  # more than the compiler takes where a group's threads exchange a part of dst
 BARRIER_BYTES = 1024  # more than the barriers of any choice take
 IMPORTS = (
     "import triton.language as tl",
@@ -36,6 +37,9 @@ IMPORTS = (
 # rest of the 512 that one thread of each has together (256 where two programs share a processor). With one
 # group and 24, Triton 3.6 asks for more registers where it should give some back, and the launch fails.
 REGISTERS = {1: (0, 32), 2: (240, 24), 3: (160, 24)}
+# Where src passes registers, a thread has as many as any: ptxas gives none more than a launch begins with.
+LOADING = {1: (128, 128), 2: (168, 168), 3: (128, 128)}
+KEPT_REGISTERS = 40  # of a thread that loads, besides what it has loaded
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,7 @@ class Schedule:
     """What follows from a kernel and a choice.
 
     Attributes:
+        made: features of dst in a tile.
         own, own_columns: the part of a tile that one group finishes: all, or a share of the features where
             they are the products' rows, else of the first axis of the box that has several rows, so that the
             shares lie side by side.
@@ -81,7 +86,8 @@ class Schedule:
 
     def __init__(self, knobs: Knobs, geometry: Geometry) -> None:
         self.knobs, self.geometry, self.kernel = knobs, geometry, geometry.kernel
-        self.counts, self.across = self.geometry.tiles(knobs.box, knobs.columns)
+        self.made = knobs.columns // geometry.ways
+        self.counts, self.across = geometry.counts(knobs.box), ceil_div(geometry.features, self.made)
         self.tiles = prod(self.counts) * self.across
         rows = [axis.rows for axis in self.geometry.axes]
         self.open_place = self.geometry.opened.get("axis")
@@ -100,7 +106,7 @@ class Schedule:
         self.blocks = self.geometry.products(knobs.depth) // self.lines
         self.shares_tile = knobs.groups > 1 and knobs.together
         self.takes_turns = knobs.groups > 1 and not knobs.together
-        self.own, self.own_columns = knobs.box, knobs.columns
+        self.own, self.own_columns = knobs.box, self.made
         if self.shares_tile and knobs.swapped:
             self.own_columns //= knobs.groups
         elif self.shares_tile:
@@ -108,12 +114,24 @@ class Schedule:
         self.part, self.part_columns = self.own, min(self.own_columns, PART)
         if knobs.swapped:
             self.part, self.part_columns = _shrunk(self.own, min(prod(self.own), PART)), self.own_columns
-        self.sum_shape, self.part_width = (prod(self.own), self.own_columns), self.part_columns
+        self.sum_shape = prod(self.own), self.own_columns * geometry.ways
+        self.part_width = self.part_columns
         if knobs.swapped:
             self.sum_shape, self.part_width = self.sum_shape[::-1], prod(self.part)
-        self.weight_bytes = knobs.columns * knobs.depth * HALF
-        self.src_bytes = self.span * prod(knobs.box[1:]) * knobs.depth * HALF
+        self.itemsize = self.kernel.src.itemsize
+        self.weight_bytes = knobs.columns * knobs.depth * self.itemsize
+        self.src_bytes = self.span * prod(knobs.box[1:]) * knobs.depth * self.itemsize
         self.stage_bytes = self.src_bytes + (0 if knobs.resident else self.lines * self.weight_bytes)
+
+    @property
+    def registers(self) -> tuple[int, int]:
+        """Where warps load src: registers of a thread of a group but the first, and of theirs."""
+        return LOADING[self.knobs.groups]
+
+    @property
+    def held_loads(self) -> int:
+        """Elements of src that a thread has room for."""
+        return self.registers[1] - KEPT_REGISTERS
 
     def grid(self, processors: int) -> int:
         """Programs: as many as run at a time, or fewer where there are fewer tiles, if that is known."""
@@ -131,7 +149,7 @@ class Schedule:
     def first(self) -> tuple[Index, ...]:
         """Where the group's part of a tile begins, along each axis of the rows and the features."""
         names = [*self.letters, "feature"]
-        sizes = (*self.knobs.box, self.knobs.columns)
+        sizes = (*self.knobs.box, self.made)
         counts = (*(ceil_div(extent, size) for extent, size in zip(self.extents, sizes, strict=False)),)
         ends = zip(names, (*counts, as_index(self.across)), sizes, strict=True)
         found = [Index(name, 0, (count.high - 1) * size) for name, count, size in ends]
@@ -144,11 +162,11 @@ class Schedule:
     def _shares(self) -> tuple[tuple[int, int], ...]:
         """Extents of a tile and of a group's part of it, along each axis of the rows and the features."""
         own = (*self.own, self.own_columns)
-        return tuple(zip((*self.knobs.box, self.knobs.columns), own, strict=True))
+        return tuple(zip((*self.knobs.box, self.made), own, strict=True))
 
     @cached_property
     def parts(self) -> tuple[tuple[int, ...], ...]:
-        """Where each part of the group's tile begins in it, in the order of the products' columns."""
+        """Where each part of the group's tile of dst begins in it, in the order of the products' columns."""
         own, part = (*self.own, self.own_columns), (*self.part, self.part_columns)
         steps = (range(0, all_, size) for all_, size in zip(own, part, strict=True))
         return tuple(product(*steps))
@@ -160,6 +178,8 @@ class Schedule:
     @cached_property
     def copied(self) -> tuple[KernelOperand, ...]:
         """Operands that the copy engine brings, in tiles of dst."""
+        if self.geometry.scatters:
+            return ()
         return tuple(op for op in self.kernel.operands if op.role == "epilogue" and not op.packed)
 
     @property
@@ -169,17 +189,18 @@ class Schedule:
         held = self.blocks * self.lines * self.weight_bytes if knobs.resident else 0
         tiles = PART_TILES * prod(self.part) * self.part_columns
         tiles += len(self.copied) * prod(self.own) * self.own_columns
-        return self.stage_bytes * knobs.stages + held + knobs.groups * tiles * HALF + BARRIER_BYTES
+        each = SCATTER_BYTES if self.geometry.scatters else tiles * self.itemsize
+        return self.stage_bytes * knobs.stages + held + knobs.groups * each + BARRIER_BYTES
 
     def tensors(self, tail: tuple[Slot, ...]) -> tuple[Slot, ...]:
         """The kernel's tensors; `tail` are the epilogue's."""
         knobs, geometry = self.knobs, self.geometry
-        moved = geometry.dst_map(self.part, self.part_columns)
+        moved = None if geometry.scatters else geometry.dst_map(self.part, self.part_columns)
         keys = {each.key for each in (*self.copied, *self.kernel.saved.values())}
-        more = (Slot("src", map=geometry.src_map((self.more, *knobs.box[1:]), knobs.depth)),)
+        boxes = [knobs.box, *[(self.more, *knobs.box[1:])] * knobs.reaching]
+        maps = [None] if geometry.gathers else [geometry.src_map(box, knobs.depth) for box in boxes]
         return (
-            Slot("src", map=geometry.src_map(knobs.box, knobs.depth)),
-            *(more if knobs.reaching else ()),
+            *(Slot("src", map=each) for each in maps),
             Slot("operand", self.kernel.weight.key, geometry.weight_map(knobs.columns, knobs.depth)),
             *(replace(slot, map=moved) if slot.key in keys else slot for slot in tail),
             Slot("dst", map=moved),
@@ -202,7 +223,7 @@ class Schedule:
             )
             rest, block = number("rest", self.launched), number("(inside // height)", across)
         if needs_feature:
-            text.line(f"feature = {block * knobs.columns}")
+            text.line(f"feature = {block * self.made}")
         # tiles of one image follow one another: what they read of src, they read twice
         axes = list(zip(self.letters, self.knobs.box, self.counts, strict=True))
         *inner, first = sorted(axes, key=lambda axis: (axis[0] == "n", -axes.index(axis)))
@@ -224,6 +245,11 @@ def advance(text: Text, stages: int, stage: str = "stage", phase: str = "phase")
         f"{phase} = gl.where({stage} == {stages}, {phase} ^ 1, {phase})",
         f"{stage} = gl.where({stage} == {stages}, 0, {stage})",
     )
+
+
+def widened(at: Index, is_wide: bool) -> Index:
+    """A coordinate for offsets, in 64 bits where they need these."""
+    return at.named(f"gl.cast({at}, gl.int64)") if is_wide else at
 
 
 def _shrunk(box: tuple[int, ...], rows: int) -> tuple[int, ...]:
@@ -257,10 +283,25 @@ def ring(text: Text, name: str, mapped: str, count: int) -> None:
     text.line(f"{name} = {allocated(f'{mapped}.dtype', shape, f'{mapped}.layout')}")
 
 
-def specialized(text: Text, given: Sequence[str], copying: str) -> None:
-    """Writes the warps and their registers: groups run `consume`, one warp `produce`, on these arguments."""
-    others, (multiplying, left) = len(given) - 1, REGISTERS[len(given)]
-    warps, registers = [*[4] * others, 1], [*[multiplying] * others, left]
+def specialized(
+    text: Text,
+    given: Sequence[str],
+    copying: str,
+    warps: int = 1,
+    registers: tuple[int, int] | None = None,
+) -> None:
+    """Writes the warps and their registers.
+
+    Args:
+        text: takes the lines.
+        given: the arguments of `consume`, which groups run.
+        copying: those of `produce`.
+        warps: that run it.
+        registers: of a thread of a group but the first, and of those; as `REGISTERS` has them without.
+    """
+    others = len(given) - 1
+    multiplying, left = registers or REGISTERS[len(given)]
+    all_warps, counts = [*[4] * others, warps], [*[multiplying] * others, left]
     text.line("gl.warp_specialize(", "    [")
     text.line(*(f"        (consume, ({each}))," for each in given))
-    text.line(f"        (produce, ({copying})),", "    ],", f"    {warps},", f"    {registers},", ")")
+    text.line(f"        (produce, ({copying})),", "    ],", f"    {all_warps},", f"    {counts},", ")")

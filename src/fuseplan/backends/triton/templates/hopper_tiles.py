@@ -8,6 +8,8 @@ from itertools import pairwise, product
 from math import prod
 
 from fuseplan.backends.triton.index import ceil_div
+from fuseplan.backends.triton.templates.product_tiles import MAP_BYTES, joint_of
+from fuseplan.kernels.contraction import Contraction
 from fuseplan.kernels.emit import TensorMap
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.language.tensor import TensorSpec
@@ -19,6 +21,11 @@ HALF = 2  # bytes of an f16 or bf16
 MOST_BOX = 256  # positions that a box spans along one axis
 MOST_STEP = 8  # positions from one element of a box to the next
 MOST_AXES = 5  # of a tensor that the copy engine reads
+ROW_BYTES = 128  # of a row of src in shared memory, at most
+SHORT = 4.0  # positions side by side that take as long to begin as to move, where src passes registers
+LOADED, STORED = 180.0, 140.0  # products of TF32 that take as long as an element of src, and one of dst
+SECTOR_BYTES = 32  # what memory writes at a time
+BROKEN = 56.0  # positions: a run that begins and ends inside of sectors takes as much longer to store
 
 
 @dataclass(frozen=True)
@@ -30,6 +37,8 @@ class Axis:
         rows, dst_stride: positions of dst, and elements from one to the next.
         positions, src_stride: of src.
         taps, step, dilation, low: of the convolution along it.
+        stride, begin, extent: of a transposed convolution: outputs from a row to the next, that of the first
+            row and residue, and how many there are.
     """
 
     letter: str
@@ -41,6 +50,9 @@ class Axis:
     step: int = 1
     dilation: int = 1
     low: int = 0
+    stride: int = 1
+    begin: int = 0
+    extent: int = 0
 
     @property
     def reach(self) -> int:
@@ -63,26 +75,73 @@ class Geometry:
     kernel: Kernel
     reaching: bool = False
 
+    @property
+    def gathers(self) -> bool:
+        """Whether src goes through registers: f32, which is rounded to TF32 there."""
+        return self.kernel.src.dtype == "f32"
+
+    @property
+    def scatters(self) -> bool:
+        """Whether dst is written from registers: where its channels do not lie side by side."""
+        dst = self.kernel.dst
+        return not (dst.is_channels_last or dst.element_strides[1] == 1)
+
+    @cached_property
+    def joint(self) -> Contraction | None:
+        """Of a transposed convolution with a stride: that with the features of all residues."""
+        whole = self.kernel.contraction
+        return joint_of(self.kernel) if whole.is_transposed and self.scatters and self.gathers else None
+
+    @cached_property
+    def conv(self) -> Contraction:
+        """The convolution whose products tiles are."""
+        return self.joint or self.kernel.contraction
+
+    @cached_property
+    def along(self) -> int:
+        """Taps of the last axis that are summed over as channels are, because there are so few of these."""
+        conv, last = self.conv, self.conv.kernel[-1:]
+        is_few = conv.groups == 1 and prod(last) * conv.channels * self.kernel.src.itemsize <= ROW_BYTES
+        return prod(last) if self.gathers and is_few else 1
+
+    @property
+    def taps(self) -> int:
+        """Taps that are not summed over as channels are."""
+        return self.conv.taps // self.along
+
+    @property
+    def residues(self) -> int:
+        """Features of the convolution that are one of dst's."""
+        return self.conv.features // self.kernel.contraction.features
+
+    @property
+    def aligned(self) -> int:
+        """Elements in the unit of the copy engine."""
+        return MAP_BYTES // self.kernel.src.itemsize
+
     @cached_property
     def is_flat(self) -> bool:
         """Whether rows are one axis."""
-        contraction = self.kernel.contraction
+        contraction = self.conv
         one_weight = not contraction.weight_per_batch
         return contraction.is_matrix_product and one_weight and _even(self.kernel.src)
 
     @cached_property
     def axes(self) -> tuple[Axis, ...]:
         """The axes of the rows, as tiles have them, outermost first."""
-        src, dst, contraction = self.kernel.src, self.kernel.dst, self.kernel.contraction
+        src, dst, conv, whole = self.kernel.src, self.kernel.dst, self.conv, self.kernel.contraction
         src_strides, dst_strides = _strides(src), _strides(dst)
         if self.is_flat:
-            return (Axis("m", contraction.rows, min(dst_strides), contraction.rows, min(src_strides)),)
+            return (Axis("m", conv.rows, min(dst_strides), conv.rows, min(src_strides)),)
         found = [Axis("n", dst.batch, dst_strides[0], src.batch, src_strides[0])]
-        sizes = dst.spatial, dst_strides[1:], src.spatial, src_strides[1:]
-        lows = [low for low, _ in contraction.padding]
-        windows = contraction.kernel, contraction.stride, contraction.dilation, lows
+        sizes = conv.dst_spatial, dst_strides[1:], src.spatial, src_strides[1:]
+        taps = (*conv.kernel[:-1], *(each // self.along for each in conv.kernel[-1:]))
+        windows = taps, conv.stride, conv.dilation, [low for low, _ in conv.padding]
         letters = "zyx"[3 - len(src.spatial) :]
-        found += [Axis(*each) for each in zip(letters, *sizes, *windows, strict=True)]
+        spread = ()
+        if self.joint:
+            spread = whole.stride, [-low for low, _ in whole.padding], dst.spatial
+        found += [Axis(*each) for each in zip(letters, *sizes, *windows, *spread, strict=True)]
         if self.reaching:
             found[:2] = found[1::-1]
         return tuple(found)
@@ -110,22 +169,31 @@ class Geometry:
 
     @property
     def channels(self) -> int:
-        """Channels that one feature reads at one position."""
-        return self.kernel.contraction.channels_per_group
+        """Channels that one feature reads at one position, and those of taps beside it."""
+        return self.conv.channels_per_group * self.along
+
+    @property
+    def ways(self) -> int:
+        """Features of the weight that one of dst is made of: gate and value of a gated product."""
+        return self.kernel.parts.reads if self.kernel.parts else 1
 
     @property
     def features(self) -> int:
-        """Features of dst."""
-        return self.kernel.contraction.features
+        """Features of dst, or of the convolution that has those of all residues."""
+        return self.conv.features // self.ways
 
-    def tiles(self, box: tuple[int, ...], columns: int) -> tuple[tuple[int, ...], int]:
-        """How many tiles there are along each axis of the rows, and along the features."""
-        rows = (ceil_div(axis.rows, size) for axis, size in zip(self.axes, box, strict=True))
-        return tuple(rows), ceil_div(self.features, columns)
+    @property
+    def packed_channels(self) -> int:
+        """Channels of a tap in the packed weight: whole units of the copy engine."""
+        return ceil_div(self.channels, self.aligned) * self.aligned
+
+    def counts(self, box: tuple[int, ...]) -> tuple[int, ...]:
+        """How many tiles there are along each axis of the rows."""
+        return tuple(ceil_div(axis.rows, size) for axis, size in zip(self.axes, box, strict=True))
 
     def products(self, depth: int) -> int:
         """Products of blocks that make one tile of dst, `depth` channels each."""
-        return self.kernel.contraction.taps * ceil_div(self.channels, depth)
+        return self.taps * ceil_div(self.channels, depth)
 
     def boxes(self, rows: int) -> tuple[tuple[int, ...], ...]:
         """Boxes of so many rows, those first that cover dst with the fewest, and of these the roundest."""
@@ -137,7 +205,7 @@ class Geometry:
     def _fits(self, box: tuple[int, ...]) -> bool:
         first, *inner = box
         images = box[1] if self.reaching else first
-        if images > 1 and self.kernel.contraction.weight_per_batch:
+        if images > 1 and self.conv.weight_per_batch:
             return False
         if self.reaching and (first == 1 or prod(inner) < SWIZZLED_ROWS):
             return False
@@ -148,7 +216,26 @@ class Geometry:
         both = list(zip(box, self.axes, strict=True))
         reach = prod((size - 1) * axis.step + axis.reach + 1 for size, axis in both)
         copied = (box[0] + self.axes[0].reach) / box[0] if self.reaching else 1.0
-        return prod(self.tiles(box, 1)[0]) * copied, reach, box
+        tiles = prod(self.counts(box))
+        return tiles * (self._passing(box, copied) if self.gathers else copied), reach, box
+
+    def _passing(self, box: tuple[int, ...], copied: float) -> float:
+        """What a row of a box takes that passes registers: as many products of a feature take as long."""
+        lines = self.axes[0].taps if self.reaching else 1
+        depth = self.channels * self.taps
+        loaded = depth / lines * copied * (1 + SHORT / box[-1]) * LOADED
+        stored = self.features * self.broken(box) * STORED if self.scatters else 0.0
+        return max(loaded, float(depth * self.features)) + stored
+
+    def broken(self, box: tuple[int, ...]) -> float:
+        """How much longer the stores of a box take than those of whole sectors of memory."""
+        last, *outer = self.axes[::-1]
+        size = SECTOR_BYTES // self.kernel.dst.itemsize
+        strides = [axis.dst_stride for axis in outer if axis.rows > 1]
+        if not any(stride % size for stride in strides) and box[-1] % size == 0:
+            return 1.0
+        run = box[-1] * (box[-2] if len(box) > 1 and box[-1] >= last.rows else 1) * last.stride
+        return 1 + BROKEN / run
 
     # ---- tensor maps
 
@@ -157,34 +244,42 @@ class Geometry:
         axes = self.axes
         shape = (*(axis.positions for axis in axes), self.kernel.src.channels)
         steps = (*(axis.step for axis in axes), 1)
-        strides = tuple(taken(axis.positions, axis.src_stride, shape[-1]) for axis in axes)
+        strides = tuple(taken(axis.positions, axis.src_stride, shape[-1], self.aligned) for axis in axes)
         return TensorMap(self.kernel.src.dtype, shape, (*strides, 1), (*box, depth), steps, **self.opened)
 
     def dst_map(self, box: tuple[int, ...], columns: int) -> TensorMap:
         """dst, and what is stored as dst is, in boxes of rows x features."""
         axes = self.axes
         shape = (*(axis.rows for axis in axes), self.features)
-        strides = tuple(taken(axis.rows, axis.dst_stride, shape[-1]) for axis in axes)
+        strides = tuple(taken(axis.rows, axis.dst_stride, shape[-1], self.aligned) for axis in axes)
         ones = (1,) * len(shape)
         return TensorMap(self.kernel.dst.dtype, shape, (*strides, 1), (*box, columns), ones, **self.opened)
 
     @cached_property
     def is_turned(self) -> bool:
-        """Whether the weight lies as (channel, feature), and is read so: a product's factor of any kind."""
-        return self.kernel.weight.axes == (1, 0)
+        """Whether the weight lies as (channel, feature), and is read so.
+
+        One of f32 is rounded, and one with gates and values put in order, so that it is packed in any case.
+        """
+        is_packed = self.gathers or self.ways > 1
+        return self.kernel.weight.axes == (1, 0) and not is_packed
 
     def weight_map(self, columns: int, depth: int) -> TensorMap:
         """The packed weight, (feature, tap, channel), in boxes of `columns` x 1 x `depth`.
 
-        Images with a weight of their own have their features one after the other. A turned weight is
-        (channel, feature), in boxes of `depth` x `columns`.
+        Images with a weight of their own have their features one after the other. Of a gated product, each
+        box has the gates of a tile and then its values. A turned weight is (channel, feature), in boxes of
+        `depth` x `columns`.
         """
-        contraction = self.kernel.contraction
+        contraction = self.conv
         if self.is_turned:
             turned = (self.channels, self.features)
             return TensorMap(self.kernel.weight.dtype, turned, (turned[1], 1), (depth, columns), (1, 1))
         images = contraction.batch if contraction.weight_per_batch else 1
-        shape = (images * self.features, contraction.taps, self.channels)
+        features = self.features
+        if self.ways > 1:
+            features = ceil_div(features, columns // self.ways) * columns
+        shape = (images * features, self.taps, self.packed_channels)
         strides = (shape[1] * shape[2], shape[2], 1)
         return TensorMap(self.kernel.weight.dtype, shape, strides, (columns, 1, depth), (1, 1, 1))
 
@@ -211,9 +306,9 @@ def _strides(spec: TensorSpec) -> tuple[int, ...]:
     return tuple(stride if extent > 1 else largest for extent, stride in both)
 
 
-def taken(extent: int, stride: int, channels: int) -> int:
+def taken(extent: int, stride: int, channels: int, aligned: int = ALIGNED) -> int:
     """A stride that the engine takes: any will do along an axis of one position."""
-    return stride if extent > 1 else ceil_div(channels, ALIGNED) * ALIGNED
+    return stride if extent > 1 else ceil_div(channels, aligned) * aligned
 
 
 def strides_fit(spec: TensorSpec) -> Iterator[int]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from itertools import product
 from math import prod
 
 from fuseplan.backends.triton.elementwise import argument
-from fuseplan.backends.triton.index import Index, as_index, ceil_div, number
+from fuseplan.backends.triton.index import Index, number
 from fuseplan.backends.triton.shell import Writer
+from fuseplan.backends.triton.storage import named
+from fuseplan.backends.triton.templates.hopper_copying import Copying, Gathering, swizzled
 from fuseplan.backends.triton.templates.hopper_finishing import Finishing, accumulator, brought
 from fuseplan.backends.triton.templates.hopper_schedule import (
     IMPORTS,
@@ -21,8 +21,6 @@ from fuseplan.backends.triton.templates.hopper_schedule import (
     ring,
     specialized,
 )
-from fuseplan.backends.triton.templates.hopper_tiles import HALF
-from fuseplan.backends.triton.text import Text
 from fuseplan.kernels.emit import Slot
 
 
@@ -37,7 +35,9 @@ class HopperWriter(Writer):
         knobs = self.knobs = schedule.knobs
         self.grid, self.programs = schedule.grid(processors), schedule.programs(processors)
         self.finishing = Finishing(self.text, schedule)
-        self.copying = _Copying(self.text, schedule, self.grid)
+        kind = Gathering if self.geometry.gathers else Copying
+        self.copying = kind(self.text, schedule, self.grid)
+        self.element = named(self.kernel.src.dtype, "gl")
         self.tensors = schedule.tensors(self.finishing.slots)
         # two programs share a processor only if the compiler is told to keep to half of its registers
         threads = 128 * (knobs.groups + 1) * knobs.programs
@@ -49,7 +49,8 @@ class HopperWriter(Writer):
     def _taken(self, which: str = "") -> str:
         """What a group is given, by its names there; behind those of its own stands `which` group it is."""
         schedule = self.schedule
-        names = ["src_ring", "weight_ring", f"dst_tiles{which}", "empty", "full"]
+        tiles = [] if self.geometry.scatters else [f"dst_tiles{which}"]
+        names = ["src_ring", "weight_ring", *tiles, "empty", "full"]
         names += ["held"] if self.knobs.resident else []
         names += ["order"] if schedule.takes_turns else []
         names += [f"{name}{which}" for operand in schedule.copied for name in brought(operand)]
@@ -59,13 +60,14 @@ class HopperWriter(Writer):
         text, knobs, schedule = self.text, self.knobs, self.schedule
         with text.function(f"consume({self._taken()}, group: gl.constexpr)"):
             text.line(
-                f"whole: gl.constexpr = {accumulator(schedule.sum_shape[1])}",
-                f"layout: gl.constexpr = {accumulator(schedule.part_width)}",
-                "slot = 0",
+                f"whole: gl.constexpr = {accumulator(schedule.sum_shape[1], schedule.itemsize)}",
+                *(f"{name}: gl.constexpr = {each}" for name, each in self.finishing.layouts().items()),
             )
+            if not self.geometry.scatters:
+                text.line("slot = 0")
             schedule.begin(text)
             if knobs.reaching:
-                text.line(f"lines: gl.constexpr = {self._swizzled(2)}")
+                text.line(f"lines: gl.constexpr = {swizzled(schedule, 2)}")
             start, stride = self._turns()
             if knobs.resident:
                 text.line("mbarrier.wait(held, 0)")
@@ -75,7 +77,8 @@ class HopperWriter(Writer):
                 self.finishing.prepare()
                 self._multiply()
                 self.finishing.finish()
-            text.line("tma.store_wait(pendings=0)")
+            if not self.geometry.scatters:
+                text.line("tma.store_wait(pendings=0)")
 
     def _turns(self) -> tuple[str, int]:
         """The group's first tile and its distance to the next, with stage and phase set for the first."""
@@ -153,7 +156,7 @@ class HopperWriter(Writer):
         if schedule.shares_tile and not self.knobs.swapped:
             first = first + number("group", self.knobs.groups) * schedule.own[0]
         shape = f"[{prod(schedule.own)}, {self.knobs.depth}]"
-        return f"src_ring.index({first})._reinterpret(dst.dtype, {shape}, lines)"
+        return f"src_ring.index({first})._reinterpret({self.element}, {shape}, lines)"
 
     # ---- the kernel
 
@@ -163,7 +166,7 @@ class HopperWriter(Writer):
 
     @property
     def arguments(self) -> list[str]:
-        more = ["src_more"] if self.knobs.reaching else []
+        more = ["src_more"] if self.knobs.reaching and not self.geometry.gathers else []
         return ["src", *more, argument(self._weight), *self._tail]
 
     @property
@@ -176,147 +179,38 @@ class HopperWriter(Writer):
         self._consume()
         self._allocate()
         given = [f"{self._taken(f'_{group}')}, {group}" for group in range(self.knobs.groups)]
-        specialized(self.text, given, ", ".join(self.copying.names))
+        copying = self.copying
+        specialized(self.text, given, ", ".join(copying.names), copying.warps, copying.registers)
 
     def _allocate(self) -> None:
         """The ring of tiles, the groups' tiles of dst, and the barriers between the warps."""
         text, knobs, schedule = self.text, self.knobs, self.schedule
         weight = argument(self._weight)
-        if knobs.reaching:
+        if knobs.reaching or self.geometry.gathers:
             shape = [knobs.stages * schedule.span, *knobs.box[1:], knobs.depth]
-            text.line(f"src_ring = {allocated('src.dtype', str(shape), self._swizzled(len(shape) - 1))}")
+            if not knobs.reaching:
+                shape = [knobs.stages, prod(knobs.box), knobs.depth]
+            text.line(f"src_ring = {allocated(self.element, str(shape), swizzled(schedule, len(shape) - 1))}")
         else:
             ring(text, "src_ring", "src", knobs.stages)
         held = schedule.blocks if knobs.resident else knobs.stages
         ring(text, "weight_ring", weight, held * schedule.lines)
         counted(text, "empty", knobs.stages, knobs.groups if knobs.together else 1)
-        counted(text, "full", knobs.stages, 1)
+        counted(text, "full", knobs.stages, self.copying.arrivals)
         if knobs.resident:
             text.line(f"held = {barriers(0)}", "mbarrier.init(held, count=1)")
         if schedule.takes_turns:
             counted(text, "order", knobs.groups, 1)
         for group in range(knobs.groups):
-            ring(text, f"dst_tiles_{group}", "dst", PART_TILES)
+            if not self.geometry.scatters:
+                ring(text, f"dst_tiles_{group}", "dst", PART_TILES)
             for operand in schedule.copied:
                 tile, full = (f"{name}_{group}" for name in brought(operand))
                 ring(text, tile, "dst", len(schedule.parts))
                 text.line(f"{full} = {barriers(0)}", f"mbarrier.init({full}, count=1)")
         text.line("fence_async_shared()")
 
-    def _swizzled(self, rank: int) -> str:
-        """The layout of lines of src in shared memory: that of the copies' boxes."""
-        return f"gl.NVMMASharedLayout({min(128, self.knobs.depth * HALF)}, {8 * HALF}, {rank})"
-
 
 def _turned(tile: str, is_turned: bool) -> str:
     """A tile of shared memory, or its transpose."""
     return f"{tile}.permute((1, 0))" if is_turned else tile
-
-
-class _Copying:
-    """Writes what one warp runs: copies of src and of the weight into the ring."""
-
-    def __init__(self, text: Text, schedule: Schedule, grid: int) -> None:
-        self.text, self.schedule, self.grid = text, schedule, grid
-        self.knobs, self.geometry = schedule.knobs, schedule.geometry
-        self.contraction = schedule.kernel.contraction
-        self.weight = argument(Slot("operand", schedule.kernel.weight.key))
-        more = ["src_more"] if self.knobs.reaching else []
-        held = ["held"] if self.knobs.resident else []
-        rings = ("src_ring", "weight_ring", "empty", "full")
-        self.names = ["src", *more, self.weight, *rings, *held, *schedule.given]
-
-    def write(self) -> None:
-        """The function `produce`."""
-        text, schedule = self.text, self.schedule
-        with text.function(f"produce({', '.join(self.names)})"):
-            schedule.begin(text)
-            if self.knobs.resident:
-                self._hold_weight()
-            text.line("stage = 0", "phase = 1")
-            tiles = schedule.launched * schedule.across
-            with text.block(f"for tile in range(gl.program_id(0), {tiles}, {self.grid})"):
-                schedule.place_tile(text, needs_feature=not self.knobs.resident)
-                with ExitStack() as loops:
-                    where, tap = self._loops(loops)
-                    self._copy(where, tap)
-
-    def _hold_weight(self) -> None:
-        """Copies the weight of the program's features, once for all of its tiles."""
-        text, knobs, schedule = self.text, self.knobs, self.schedule
-        across, lines = schedule.across, schedule.lines
-        program = number("gl.program_id(0)", self.grid)
-        text.line(
-            f"feature = {program % across * knobs.columns}",
-            f"mbarrier.expect(held, {schedule.blocks * lines * schedule.weight_bytes})",
-        )
-        taps = self.contraction.taps // lines
-        parts = range(0, ceil_div(self.geometry.channels, knobs.depth) * knobs.depth, knobs.depth)
-        for place, (tap, channel, line) in enumerate(product(range(taps), parts, range(lines))):
-            where = self._weight_at(Index("feature"), line * taps + tap, channel)
-            text.line(f"tma.async_load({self.weight}, {where}, held, weight_ring.index({place}))")
-
-    def _weight_at(self, feature: Index, tap: Index | int, channel: object) -> str:
-        """The coordinates of a block of the weight."""
-        return f"[{channel}, {feature}]" if self.geometry.is_turned else f"[{feature}, {tap}, {channel}]"
-
-    def _loops(self, loops: ExitStack) -> tuple[list[Index], Index]:
-        """Opens the loops over taps and channels; coordinates in src, and the tap's number."""
-        where, tap = [], as_index(0)
-        for place, axis in enumerate(self.geometry.axes):
-            first = Index(axis.letter) * axis.step - axis.low
-            if axis.taps > 1 and not (self.knobs.reaching and place == 0):
-                own = Index(f"tap_{axis.letter}")
-                loops.enter_context(self.text.block(f"for {own} in range({axis.taps})"))
-                first, tap = first + own * axis.dilation, tap * axis.taps + own
-            where.append(first)
-        return [*where, self._channel_loop(loops)], tap
-
-    def _channel_loop(self, loops: ExitStack) -> Index:
-        depth, channels = self.knobs.depth, self.geometry.channels
-        most = ceil_div(channels, depth) * depth
-        loops.enter_context(self.text.block(f"for channel in range(0, {most}, {depth})"))
-        if self.contraction.groups == 1:
-            return Index("channel")
-        feature = Index("feature", 0, self.contraction.features - 1)
-        return feature // self.contraction.features_per_group * channels + Index("channel")
-
-    def _copy(self, where: list[Index], tap: Index) -> None:
-        text, knobs, schedule = self.text, self.knobs, self.schedule
-        lines = schedule.lines
-        weight_bytes = 0 if knobs.resident else lines * schedule.weight_bytes
-        text.line(
-            "mbarrier.wait(empty.index(stage), phase)",
-            "ready = full.index(stage)",
-            f"mbarrier.expect(ready, {schedule.src_bytes + weight_bytes})",
-        )
-        self._copy_src(where)
-        feature = Index("feature")
-        if self.contraction.weight_per_batch:
-            feature = Index("n") * self.geometry.features + feature
-        for line in range(0 if knobs.resident else lines):
-            at = tap + line * (self.contraction.taps // lines)
-            block = Index("stage") * lines + line
-            into = f"ready, weight_ring.index({block})"
-            where = self._weight_at(feature, at, "channel")
-            text.line(f"tma.async_load({self.weight}, {where}, {into})")
-        advance(text, knobs.stages)
-
-    def _copy_src(self, where: list[Index]) -> None:
-        """The rows of the first tap and, where they reach further, the lines behind them."""
-        text, schedule = self.text, self.schedule
-        if not self.knobs.reaching:
-            at = ", ".join(map(str, where))
-            text.line(f"tma.async_load(src, [{at}], ready, src_ring.index(stage))")
-            return
-        line, *rest = where
-        size = self.knobs.box[0]
-        begins = [
-            ("src", 0),
-            *(("src_more", size + more) for more in range(0, schedule.reach, schedule.more)),
-        ]
-        for name, begin in begins:
-            into = f"src_ring.index({Index('stage') * schedule.span + begin})"
-            view = f"{into}._reinterpret(src.dtype, {name}.block_type.shape, {name}.layout)"
-            at = ", ".join(map(str, [line + begin, *rest]))
-            text.line(f"tma.async_load({name}, [{at}], ready, {view})")

@@ -107,7 +107,7 @@ class GpuNormalization(Knobs, GpuTemplate):
         return 2 * (own + pairs + 2) * unit_roundoff(kernel) + functions
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
-        return NormalizationWriter(self, kernel, target, self.text).source()
+        return NormalizationWriter(self, kernel, target, self.text).source(target)
 
 
 WIDTHS = (32, 64, 128, 256)  # bytes of a row in a tile

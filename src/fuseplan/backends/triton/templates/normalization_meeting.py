@@ -25,7 +25,6 @@ class Meeting:
     """The meetings of the programs of a group; of one program, there are none.
 
     Args:
-        text: takes the lines.
         programs: of a group.
         groups: of programs.
         channels: of a tile; 0: what is passed on are single numbers.

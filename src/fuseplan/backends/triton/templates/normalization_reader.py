@@ -22,9 +22,6 @@ class Reader:
     """The elements of a program's tiles, as a kernel's formulas want them.
 
     Attributes:
-        cut: the tensors.
-        text: takes the lines.
-        elements: the formulas.
         compute: Triton's name of the compute dtype.
         shape: text of a tile's shape.
         member: which program of its group this is.
@@ -107,9 +104,6 @@ class Reader:
         """Does the same with each tile: a function does, where there are several.
 
         Args:
-            name: of the function.
-            tiles: the tiles.
-            write: writes the lines for a tile.
             into: names that the lines count on.
         """
         if len(tiles) == 1:

@@ -67,7 +67,6 @@ class Reducer:
         """One pass; its numbers are given to all formulas behind it.
 
         Args:
-            statistic: the reduced values.
             held: the program's tiles, where it keeps them; else they are read in a loop.
             is_backward: the last block first.
         """

@@ -84,7 +84,7 @@ class GpuPointwise(PointwiseKnobs, GpuTemplate):
         )
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
-        return PointwiseWriter(self, kernel, self.text).source()
+        return PointwiseWriter(self, kernel, self.text).source(target)
 
 
 def _share(kernel: Kernel, form: str) -> float:

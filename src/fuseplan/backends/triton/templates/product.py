@@ -127,7 +127,7 @@ class Product(Knobs, GpuTemplate):
         return product_cost.bound(kernel, self.arithmetic)
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
-        return writer_of(self, kernel, self.text).source()
+        return writer_of(self, kernel, self.text).source(target)
 
 
 FEW = 4  # tiles of features that one row tile is kept in the second cache for

@@ -24,9 +24,7 @@ def multiply(text: Text, knobs: Knobs, kernel: Kernel, x: str, weights: Sequence
     """Adds the product of a tile of src and a tile of the weight to `total`.
 
     Args:
-        text: takes the lines.
         knobs: the choice; where products of `tf32x3` are `apart`, the small ones are added to `small`.
-        kernel: what is computed.
         x: name of the tile of src.
         weights: names of the weight's tiles; for three products what it leaves, and its parts, behind it.
     """

@@ -143,7 +143,7 @@ class GpuReduction(ReductionKnobs):
         return 2 * (added + 2) * unit_roundoff(kernel) + functions
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
-        return ReductionWriter(self, kernel, target, self.text).source()
+        return ReductionWriter(self, kernel, target, self.text).source(target)
 
 
 def _run_claims(kernel: Kernel) -> Iterator[Claim]:

@@ -82,7 +82,7 @@ class ProductSummary(Product):
         return _bound(kernel, self.arithmetic)
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
-        return SummaryWriter(self, kernel, self.text).source()
+        return SummaryWriter(self, kernel, self.text).source(target)
 
 
 def _plain(knobs: Knobs) -> Knobs:

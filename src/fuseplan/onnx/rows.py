@@ -1,16 +1,24 @@
-"""Rows of the table for operators whose window moves over spatial axes."""
+"""Rows of the table that take more than a formula: windows, normalizations, attention and ranges."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
-from fuseplan.graph.ops import Pad
+import numpy as np
+
+from fuseplan.graph.attention import attention as joined
+from fuseplan.graph.ops import Pad, Permute, Reshape, Slice
 from fuseplan.graph.type import Type
 from fuseplan.graph.why import Why
 from fuseplan.onnx.given import Given, LeftError
-from fuseplan.ops.affine import Bias
+from fuseplan.ops.affine import BatchNorm, Bias
+from fuseplan.ops.attention import Attention
 from fuseplan.ops.conv import CONVOLUTIONS
+from fuseplan.ops.groups import GroupNorm, InstanceNorm
 from fuseplan.ops.pool import AVG_POOLS, MAX_POOLS, Pool
 from fuseplan.ops.reductions import Mean
 from fuseplan.ops.transposed import TRANSPOSED
@@ -18,11 +26,7 @@ from fuseplan.ops.windows import Pair, Window
 
 
 def window_of(given: Given, kernel: tuple[int, ...]) -> Window:
-    """The window that a node's attributes tell.
-
-    Raises:
-        LeftError: they are no window of plans.
-    """
+    """The window that a node's attributes tell; a LeftError where they are no window of plans."""
     spatial = given.shape()[2:]
     if not spatial or len(spatial) != len(kernel):
         raise LeftError(Why.SHAPE, given.type())
@@ -192,3 +196,115 @@ def pad(given: Given) -> str:
     if not any(map(any, padding)):
         return given.inputs[0]
     return given.add(Pad(tuple(padding), value), given.inputs[0])
+
+
+def batch_norm(given: Given) -> str:
+    """BatchNormalization by the statistics that the model has."""
+    given.floats()
+    given.wants(1)
+    if given.attribute("training_mode", 0) or not given.type().is_spec:
+        raise LeftError(Why.NOT_IN_TABLE, f"BatchNormalization of {given.type()}, or in training")
+    src, scale, shift, mean, variance = given.inputs
+    return given.layer(BatchNorm(epsilon=given.attribute("epsilon", 1e-5)), src, mean, variance, scale, shift)
+
+
+def rows(given: Given, make: Any, operands: int) -> str:
+    """A normalization of all axes from one on, as rows of a matrix."""
+    given.floats()
+    given.wants(1)
+    shape = given.shape()
+    axis = given.attribute("axis", -1) % len(shape)
+    inner = shape[axis:]
+    if any(given.shape(place) != inner for place in range(1, operands + 1) if given.has(place)):
+        raise LeftError(Why.BROADCAST, given.type(1))
+    is_last = axis == len(shape) - 1 and given.type().is_spec
+    rows = (math.prod(shape[:axis]), math.prod(inner))
+    if not all(rows):
+        raise LeftError(Why.SHAPE, given.type())
+    src = given.inputs[0] if is_last else given.add(Reshape(rows), given.inputs[0])
+    kept = []
+    for place in range(1, operands + 1):
+        value = np.zeros(rows[1], given.numpy_dtype()) if not given.has(place) else given.constant(place)
+        flat = given.inputs[place] if value is None else given.store(value.reshape(-1))
+        kept.append(given.add(Reshape((rows[1],)), flat) if value is None and len(inner) > 1 else flat)
+    made = given.layer(make(epsilon=given.attribute("epsilon", 1e-5)), src, *kept)
+    return made if is_last else given.add(Reshape(shape), made)
+
+
+def groups(given: Given) -> str:
+    """InstanceNormalization, and GroupNormalization, whose numbers before opset 21 are one a group."""
+    given.floats()
+    shape, epsilon = given.shape(), given.attribute("epsilon", 1e-5)
+    if not given.type().is_spec:
+        raise LeftError(Why.SHAPE, given.type())
+    count = given.attribute("num_groups", None)
+    make = InstanceNorm if count is None else partial(GroupNorm, count)
+    if shape[1] % (count or 1):
+        raise LeftError(Why.SHAPE, f"{count} groups of {given.type()}")
+    stored = [given.constant(place) for place in (1, 2)]
+    if all(each is not None and (each == plain).all() for each, plain in zip(stored, (1, 0), strict=True)):
+        return given.layer(make(affine=False, epsilon=epsilon), given.inputs[0])
+    operands = given.inputs[1:]
+    if given.shape(1) != shape[1:2]:
+        each = shape[1] // given.shape(1)[0]
+        operands = [given.store(given.known(place).repeat(each)) for place in (1, 2)]
+    return given.layer(make(epsilon=epsilon), given.inputs[0], *operands)
+
+
+def attention(given: Given) -> str:
+    """Of three or four axes; past keys and values, and results besides the output, are left to ONNX."""
+    given.wants(1)
+    names = list(given.inputs[:3])
+    if any(given.has(place) for place in range(4, len(given.inputs))):
+        raise LeftError(Why.NOT_IN_TABLE, "Attention with past keys, or lengths")
+    softcap, is_causal = given.attribute("softcap", 0.0), bool(given.attribute("is_causal", 0))
+    mask = given.inputs[3] if given.has(3) else None
+    if softcap and (mask or is_causal):
+        raise LeftError(Why.FORMULA, "Attention whose mask is added before its softcap")
+    is_flat = len(given.shape()) == 3
+    for place, count in enumerate(("q_num_heads", "kv_num_heads", "kv_num_heads")) if is_flat else ():
+        batch, rows, whole = given.shape(place)
+        heads = given.attribute(count, 0)
+        if heads < 1 or whole % heads:
+            raise LeftError(Why.SHAPE, f"{whole} elements of {heads} heads")
+        split = given.add(Reshape((batch, rows, heads, whole // heads)), names[place])
+        names[place] = given.add(Permute((0, 2, 1, 3)), split)
+    op = Attention(is_causal=is_causal, scale=given.attribute("scale", 0.0), softcap=softcap)
+    query, key, value = names
+    made = joined(given, (query, key, value), mask, op)
+    if not is_flat:
+        return made
+    turned = given.add(Permute((0, 2, 1, 3)), made)
+    batch, rows, heads, size = given.type_of(turned).shape or (0, 0, 0, 0)
+    return given.add(Reshape((batch, rows, heads * size)), turned)
+
+
+def slices(given: Given) -> str:
+    """A range along each of some axes."""
+    given.floats_of_first()
+    shape, name = given.shape(), given.inputs[0]
+    starts, ends = given.integers(1, "starts") or (), given.integers(2, "ends") or ()
+    axes = given.integers(3, "axes") or tuple(range(len(starts)))
+    steps = given.integers(4) or (1,) * len(starts)
+    for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
+        if step < 1:
+            raise LeftError(Why.NOT_IN_TABLE, f"Slice with a step of {step}")
+        begin, stop, _ = slice(start, end, step).indices(shape[axis])
+        if (begin, stop, step) != (0, shape[axis], 1):
+            name = given.add(Slice(axis % len(shape), begin, max(begin, stop), step), name)
+    return name
+
+
+def split(given: Given) -> tuple[str, ...]:
+    """Ranges that follow one another: of the sizes that are told, else of one, the last perhaps shorter."""
+    given.floats_of_first()
+    shape, count = given.shape(), len(given.node.output)
+    axis = given.attribute("axis", 0) % len(shape)
+    extent = shape[axis]
+    most = -(-extent // count)
+    sizes = given.integers(1, "split") or tuple(max(0, min(most, extent - i * most)) for i in range(count))
+    ends = [sum(sizes[: place + 1]) for place in range(count)]
+    return tuple(
+        given.add(Slice(axis, end - size, end), given.inputs[0])
+        for size, end in zip(sizes, ends, strict=True)
+    )

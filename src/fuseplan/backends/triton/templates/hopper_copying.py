@@ -1,0 +1,270 @@
+"""Writes what fills the ring of the kernel for Hopper: one warp's copies, or a group's loads and stores."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import replace
+from itertools import product
+from math import prod
+
+from fuseplan.backends.triton.elementwise import argument
+from fuseplan.backends.triton.index import ACROSS, ALL, DOWN, WIDE, Index, as_index, ceil_div, digits, number
+from fuseplan.backends.triton.templates.hopper_schedule import Schedule, advance, widened
+from fuseplan.backends.triton.text import Text
+from fuseplan.kernels.emit import Slot
+
+
+def swizzled(schedule: Schedule, rank: int) -> str:
+    """The layout of lines of src in shared memory: that of the copies' boxes."""
+    size = schedule.itemsize
+    return f"gl.NVMMASharedLayout({min(128, schedule.knobs.depth * size)}, {8 * size}, {rank})"
+
+
+ROUNDED = 'gl.inline_asm_elementwise("cvt.rna.tf32.f32 $0, $1;", "=r,f", [{}], gl.float32, True, 1)'
+
+
+class Copying:
+    """Writes what one warp runs: copies of src and of the weight into the ring.
+
+    Attributes:
+        warps: that run it.
+        arrivals: at the barrier of a full stage.
+        registers: of a thread, where they are not those of one warp that copies.
+        by_channels: whether all taps of some channels come before those of the next ones.
+        names: of the arguments.
+    """
+
+    warps = arrivals = 1
+    registers: tuple[int, int] | None = None
+    by_channels = False
+
+    def __init__(self, text: Text, schedule: Schedule, grid: int) -> None:
+        self.text, self.schedule, self.grid = text, schedule, grid
+        self.knobs, self.geometry = schedule.knobs, schedule.geometry
+        self.contraction = schedule.geometry.conv
+        self.weight = argument(Slot("operand", schedule.kernel.weight.key))
+        more = ["src_more"] if self.knobs.reaching and not self.geometry.gathers else []
+        held = ["held"] if self.knobs.resident else []
+        rings = ("src_ring", "weight_ring", "empty", "full")
+        self.names = ["src", *more, self.weight, *rings, *held, *schedule.given]
+
+    def write(self) -> None:
+        """The function `produce`."""
+        text, schedule = self.text, self.schedule
+        with text.function(f"produce({', '.join(self.names)})"):
+            schedule.begin(text)
+            self.begin()
+            if self.knobs.resident:
+                self._hold_weight()
+            text.line("stage = 0", "phase = 1")
+            tiles = schedule.launched * schedule.across
+            with text.block(f"for tile in range(gl.program_id(0), {tiles}, {self.grid})"):
+                schedule.place_tile(text, needs_feature=not self.knobs.resident)
+                with ExitStack() as loops:
+                    where, tap = self._loops(loops)
+                    self._copy(where, tap)
+
+    def begin(self) -> None:
+        """What comes before the first tile."""
+
+    def _hold_weight(self) -> None:
+        """Copies the weight of the program's features, once for all of its tiles."""
+        text, knobs, schedule = self.text, self.knobs, self.schedule
+        across, lines = schedule.across, schedule.lines
+        program = number("gl.program_id(0)", self.grid)
+        text.line(
+            f"row = {program % across * knobs.columns}",
+            f"mbarrier.expect(held, {schedule.blocks * lines * schedule.weight_bytes})",
+        )
+        taps = self.geometry.taps // lines
+        parts = range(0, ceil_div(self.geometry.channels, knobs.depth) * knobs.depth, knobs.depth)
+        pairs = product(range(taps), parts)
+        if self.by_channels:
+            pairs = ((tap, channel) for channel, tap in product(parts, range(taps)))
+        for place, ((tap, channel), line) in enumerate(product(pairs, range(lines))):
+            where = self._weight_at(Index("row"), line * taps + tap, channel)
+            text.line(f"tma.async_load({self.weight}, {where}, held, weight_ring.index({place}))")
+
+    def _weight_at(self, row: Index, tap: Index | int, channel: object) -> str:
+        """The coordinates of a block of the weight."""
+        return f"[{channel}, {row}]" if self.geometry.is_turned else f"[{row}, {tap}, {channel}]"
+
+    def _loops(self, loops: ExitStack) -> tuple[list[Index], Index]:
+        """Opens the loops over taps and channels; coordinates in src, and the tap's number."""
+        where, tap = [], as_index(0)
+        outer = self._channel_loop(loops) if self.by_channels else None
+        for place, axis in enumerate(self.geometry.axes):
+            first = Index(axis.letter) * axis.step - axis.low
+            if axis.taps > 1 and not (self.knobs.reaching and place == 0):
+                own = Index(f"tap_{axis.letter}")
+                loops.enter_context(self.text.block(f"for {own} in range({axis.taps})"))
+                first, tap = first + own * axis.dilation, tap * axis.taps + own
+            where.append(first)
+        return [*where, outer or self._channel_loop(loops)], tap
+
+    def _channel_loop(self, loops: ExitStack) -> Index:
+        depth, channels = self.knobs.depth, self.geometry.channels
+        most = ceil_div(channels, depth) * depth
+        loops.enter_context(self.text.block(f"for channel in range(0, {most}, {depth})"))
+        if self.contraction.groups == 1:
+            return Index("channel")
+        feature = Index("feature", 0, self.contraction.features - 1)
+        return feature // self.contraction.features_per_group * channels + Index("channel")
+
+    def _copy(self, where: list[Index], tap: Index) -> None:
+        self._wait()
+        self._expect(self.schedule.src_bytes)
+        self._copy_src(where)
+        self._copy_weight(tap)
+        advance(self.text, self.knobs.stages)
+
+    def _wait(self) -> None:
+        self.text.line("mbarrier.wait(empty.index(stage), phase)", "ready = full.index(stage)")
+
+    def _expect(self, more: int) -> None:
+        """Tells a stage's barrier how many bytes come: those of the weight, and more."""
+        schedule = self.schedule
+        weight_bytes = 0 if self.knobs.resident else schedule.lines * schedule.weight_bytes
+        self.text.line(f"mbarrier.expect(ready, {weight_bytes + more})")
+
+    def _copy_weight(self, tap: Index) -> None:
+        text, lines = self.text, self.schedule.lines
+        row = Index("feature") * self.geometry.ways
+        if self.contraction.weight_per_batch:
+            row = Index("n") * self.geometry.features + row
+        for line in range(0 if self.knobs.resident else lines):
+            at = tap + line * (self.geometry.taps // lines)
+            block = Index("stage") * lines + line
+            into = f"ready, weight_ring.index({block})"
+            text.line(f"tma.async_load({self.weight}, {self._weight_at(row, at, 'channel')}, {into})")
+
+    def _copy_src(self, where: list[Index]) -> None:
+        """The rows of the first tap and, where they reach further, the lines behind them."""
+        text, schedule = self.text, self.schedule
+        if not self.knobs.reaching:
+            at = ", ".join(map(str, where))
+            text.line(f"tma.async_load(src, [{at}], ready, src_ring.index(stage))")
+            return
+        line, *rest = where
+        size = self.knobs.box[0]
+        begins = [
+            ("src", 0),
+            *(("src_more", size + more) for more in range(0, schedule.reach, schedule.more)),
+        ]
+        for name, begin in begins:
+            into = f"src_ring.index({Index('stage') * schedule.span + begin})"
+            view = f"{into}._reinterpret(src.dtype, {name}.block_type.shape, {name}.layout)"
+            at = ", ".join(map(str, [line + begin, *rest]))
+            text.line(f"tma.async_load({name}, [{at}], ready, {view})")
+
+
+class Gathering(Copying):
+    """Writes what a group of warps runs where src passes registers: loads of src, and copies of the weight.
+
+    Loads are on their way before their stage is free, as many as registers hold. Neighbouring threads load
+    neighbours in memory. Each has as many channels of a position side by side as one store takes. src is
+    rounded to TF32: a tensor core cuts the other bits, so that all sums were too small. What is read for a
+    tap is in the first cache for the next one.
+    """
+
+    warps, by_channels = 4, True
+
+    @property
+    def registers(self) -> tuple[int, int]:
+        """Of a thread of a group but the first, and of these warps."""
+        return self.schedule.registers
+
+    @property
+    def arrivals(self) -> int:
+        """The warps' own, and that of the weight's bytes."""
+        return 1 if self.knobs.resident else 2
+
+    def begin(self) -> None:
+        """How boxes of src lie over the threads."""
+        schedule, depth = self.schedule, self.knobs.depth
+        for rows in dict.fromkeys(prod(box) for _, box in self._boxes):
+            self.text.line(
+                f"lying_{rows}: gl.constexpr = {self._layout(rows)}",
+                f"row_{rows} = gl.arange(0, {rows}, layout=gl.SliceLayout(1, lying_{rows}))",
+                f"depth_{rows} = gl.arange(0, {depth}, layout=gl.SliceLayout(0, lying_{rows}))",
+            )
+        self.text.line(f"lines: gl.constexpr = {swizzled(schedule, 2)}")
+
+    def _layout(self, rows: int) -> str:
+        wide = 16 // self.schedule.itemsize
+        lanes = min(rows, 32 if self.step > 1 else wide * 32 // self.knobs.depth)
+        warps = min(4, max(1, rows // lanes))
+        order = "[0, 1]" if self.step > 1 else "[1, 0]"
+        threads = f"[{lanes}, {32 // lanes}], [{warps}, {4 // warps}]"
+        return f"gl.BlockedLayout([1, {wide}], {threads}, {order})"
+
+    @property
+    def step(self) -> int:
+        """Elements of src from a channel to the next."""
+        return self.schedule.kernel.src.element_strides[1]
+
+    @property
+    def _boxes(self) -> list[tuple[int, tuple[int, ...]]]:
+        """What is loaded at a time: the line that it begins with, and its extents."""
+        box, schedule = self.knobs.box, self.schedule
+        more = range(0, schedule.reach, schedule.more or 1)
+        return [(0, box), *((box[0] + begin, (schedule.more, *box[1:])) for begin in more)]
+
+    def _copy(self, where: list[Index], tap: Index) -> None:
+        boxes = list(enumerate(self._boxes))
+        held = [
+            sum(prod(box) for _, box in self._boxes[: place + 1]) * self.knobs.depth for place, _ in boxes
+        ]
+        most = self.schedule.held_loads * 32 * self.warps
+        early = [each for each, elements in zip(boxes, held, strict=True) if elements <= most]
+        for place, (begin, box) in early:
+            self._load(place, where, begin, box)
+        self._wait()
+        if not self.knobs.resident:
+            self._expect(0)
+            self._copy_weight(tap)
+        for place, (begin, box) in boxes:
+            if place >= len(early):
+                self._load(place, where, begin, box)
+            self._store(place, begin, box)
+        self.text.line("fence_async_shared()", "mbarrier.arrive(ready)")
+        advance(self.text, self.knobs.stages)
+
+    def _load(self, number: int, where: list[Index], begin: int, box: tuple[int, ...]) -> None:
+        """Loads a box of src."""
+        text, schedule, depth = self.text, self.schedule, self.knobs.depth
+        src, rows = schedule.kernel.src, prod(box)
+        is_wide = src.span >= WIDE
+        offset, mask = as_index(0), ALL
+        row = Index(f"row_{rows}", 0, rows - 1, is_vector=True)
+        column = Index(f"depth_{rows}", 0, depth - 1, is_vector=True)
+        channels = self.geometry.conv.channels_per_group
+        beside, inner = column // channels, column % channels
+        for place, axis in enumerate(self.geometry.axes):
+            moved = digits(row, box)[place] * axis.step + (0 if place else begin)
+            at = text.index(f"{axis.letter}_at", where[place] + moved)
+            last = ceil_div(axis.rows, self.knobs.box[place]) * self.knobs.box[place] - 1
+            at = replace(at, low=-axis.low, high=last * axis.step + axis.reach - axis.low)
+            offset = offset + widened(at, is_wide) * axis.src_stride
+            end = schedule.extents[place] if place == schedule.open_place else axis.positions
+            spot = at.at(DOWN)
+            if axis is self.geometry.axes[-1] and self.geometry.along > 1:
+                spot = spot + (beside * axis.dilation).at(ACROSS)
+                inner = inner * self.step + beside * (axis.dilation * axis.src_stride)
+            mask = mask & (spot >= 0) & (spot < end)
+        if self.geometry.along == 1:
+            inner = column * self.step
+        channel = Index("channel", 0, ceil_div(self.geometry.channels, depth) * depth - depth)
+        mask = mask & (channel + column < self.geometry.channels).at(ACROSS)
+        first = widened(where[-1], is_wide) * self.step
+        pointers = f"src + {first} + {offset.at(DOWN).atom} + {inner.at(ACROSS).atom}"
+        text.line(f"read_{number} = gl.load({pointers}{mask.guard()})")
+
+    def _store(self, number: int, begin: int, box: tuple[int, ...]) -> None:
+        """Rounds a box, and stores it into the stage."""
+        schedule, shape, read = self.schedule, [prod(box), self.knobs.depth], f"read_{number}"
+        at = Index("stage") * schedule.span + begin if self.knobs.reaching else Index("stage")
+        self.text.line(
+            f"{read} = {ROUNDED.format(read)}",
+            f"src_ring.index({at})._reinterpret(gl.float32, {shape}, lines).store({read})",
+        )

@@ -1,0 +1,231 @@
+"""Attention in steps of training: one operator of torch's that plans compute, and one for its gradients.
+
+AOT autograd makes kernels of torch's out of attention before a backend sees it. These operators come through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import fx
+
+from fuseplan.backward.value import Backward
+from fuseplan.errors import PlanError, Unsupported
+from fuseplan.execution.select import select
+from fuseplan.graph.attention import attention
+from fuseplan.graph.layer import Planned
+from fuseplan.graph.type import Type
+from fuseplan.kernels.lower import lower
+from fuseplan.kernels.match import match
+from fuseplan.kernels.target import parse_target
+from fuseplan.language.attend import Attend, AttendGradient
+from fuseplan.language.layouts import same_strides
+from fuseplan.language.tensor import TensorSpec
+from fuseplan.ops.attention import Attention
+from fuseplan.plans.plan import FusionPlan
+from fuseplan.tensors.torch_tensors import DTYPES, NAMES
+from fuseplan.torch.intact import SDPA, WITH_GRADIENTS, arguments_of, is_plain
+from fuseplan.torch.kernels import kernel_on, lain, operators_text, plan_on, target_of
+
+NAME, GRADIENTS = "fuseplan::trained_attention", "fuseplan::attention_gradients"
+WRT = ("src", "key", "value")
+TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
+Tensors = Sequence[torch.Tensor]
+
+# `operators` is the text of attention behind its input; `beside` is its bias or its mask, or nothing.
+torch.library.define(
+    NAME,
+    "(Tensor query, Tensor key, Tensor value, Tensor[] beside, str operators) -> (Tensor, Tensor)",
+    tags=TAGS,
+)
+torch.library.define(
+    GRADIENTS,
+    "(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor[] beside, Tensor out, Tensor lse, "
+    "str operators) -> (Tensor, Tensor, Tensor)",
+    tags=TAGS,
+)
+
+
+def _computed(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, beside: Tensors, operators: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    out, lse = kernel_on(operators, query)(query, [key, value, *beside], ())
+    return out, lse
+
+
+def _described(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, beside: Tensors, operators: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    plan = plan_on(operators, query)
+    (lse,) = plan.results
+    out = query.new_empty_strided(plan.output.shape, plan.output.element_strides)
+    return out, query.new_empty(lse.shape, dtype=DTYPES[lse.dtype])
+
+
+@lru_cache(maxsize=256)
+def _backward(plan: FusionPlan) -> Backward:
+    made: Backward = plan.backward(WRT)
+    return made
+
+
+def _differentiated(
+    grad: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    beside: Tensors,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    operators: str,
+) -> tuple[torch.Tensor, ...]:
+    plan = plan_on(operators, query)
+    made = _backward(plan)
+    first, *nodes = made.graph.nodes
+    live = dict(zip(first.inputs, (query, key, value, *beside), strict=True))
+    live |= {"out": out, "lse": lse, "grad": lain(grad, plan.output)}
+    for node in nodes:
+        assert isinstance(node.op, Planned)  # these gradients have no views
+        src, *given = (live[name] for name in node.inputs)
+        live |= zip(node.outputs, kernel_on(operators_text(node.op.plan), src)(src, given, ()), strict=True)
+    return tuple(live[made.gradients[name]] for name in WRT)
+
+
+def _described_gradients(
+    grad: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    beside: Tensors,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    operators: str,
+) -> tuple[torch.Tensor, ...]:
+    *_, by_key, by_query = _backward(plan_on(operators, query)).plans
+    specs = by_query.output, by_key.output, by_key.results[0].spec
+    return tuple(query.new_empty_strided(each.shape, each.element_strides) for each in specs)
+
+
+def _saved(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+    query, key, value, beside, ctx.operators = inputs
+    ctx.save_for_backward(query, key, value, *output, *beside)
+
+
+def _gradients(ctx: Any, grad: torch.Tensor, _: Any) -> tuple[Any, ...]:
+    query, key, value, out, lse, *beside = ctx.saved_tensors
+    made = torch.ops.fuseplan.attention_gradients(grad, query, key, value, beside, out, lse, ctx.operators)
+    return *made, [None] * len(beside), None
+
+
+for name, computed, described in (
+    (NAME, _computed, _described),
+    (GRADIENTS, _differentiated, _described_gradients),
+):
+    torch.library.impl(name, ("CPU", "CUDA"), computed)
+    torch.library.register_fake(name, described)
+torch.library.register_autograd(NAME, _gradients, setup_context=_saved)
+
+
+def attended(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    shape: Sequence[int],
+    operators: str,
+) -> torch.Tensor:
+    """Attention by the operator; `shape` is the mask's, as plans read it."""
+    beside = [] if mask is None else [mask.reshape(shape)]
+    dense = (
+        query
+        if same_strides(query.shape, query.stride(), _spec(query).element_strides)
+        else query.contiguous()
+    )
+    out, _ = torch.ops.fuseplan.trained_attention(dense, key, value, beside, operators)
+    made: torch.Tensor = out
+    return made
+
+
+def _spec(query: torch.Tensor) -> TensorSpec:
+    """How a query lies, or how it is copied where it has gaps: plans give no gradient of such a tensor."""
+    shape, dtype = tuple(query.shape), NAMES[query.dtype]
+    made = TensorSpec(shape, dtype, strides=query.stride(), names="bhsd")
+    return made if made.layout else TensorSpec(shape, dtype, "bhsd", names="bhsd")
+
+
+class _Call:
+    """The tensors of a call, as `attention` reads a graph's, and the operator that it makes of them."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self.types = {name: Type(tuple(each.shape), NAMES[each.dtype]) for name, each in tensors.items()}
+        self.op: Attention | None = None
+
+    def type_of(self, name: str) -> Type:
+        return self.types[name]
+
+    def add(self, op: Any, *inputs: str) -> str:
+        del op
+        return inputs[0]
+
+    def layer(self, op: Any, *inputs: str) -> str:
+        self.op = op
+        return inputs[0]
+
+
+def train_attention(given: fx.GraphModule, inputs: Sequence[Any]) -> None:
+    """Puts `attended` in the place of attention without dropout, in a graph of Dynamo's with gradients.
+
+    Attention stays torch's where no plan takes its tensors, and where torch's kernels may be faster.
+    """
+    if not torch.is_grad_enabled() or not is_plain(given, inputs, WITH_GRADIENTS):
+        return
+    for node in given.graph.find_nodes(op="call_function", target=SDPA):
+        told = arguments_of(node)
+        plan = None if told is None else _plan_of(told)
+        if told is not None and plan is not None:
+            axes = {each.name: each.shape for each in plan.operands if each.name in ("bias", "mask")}
+            shape = next(iter(axes.values()), ())
+            tensors = [told[name] for name in ("query", "key", "value", "attn_mask")]
+            node.target, node.args, node.kwargs = attended, (*tensors, shape, operators_text(plan)), {}
+    given.recompile()
+
+
+def _plan_of(told: Mapping[str, Any]) -> FusionPlan | None:
+    """The plan of a call; None where there is none, or torch may be faster."""
+    named = {"query": "query", "key": "key", "value": "value", "attn_mask": "mask"}
+    nodes = {name: told[field] for field, name in named.items() if told[field] is not None}
+    if not all(isinstance(each, fx.Node) for each in nodes.values()) or told["scale"] == 0:
+        return None
+    tensors = {name: each.meta["example_value"] for name, each in nodes.items()}
+    if not all(type(extent) is int for each in tensors.values() for extent in (*each.shape, *each.stride())):
+        return None
+    query, key = tensors["query"], tensors["key"]
+    is_wanted = any(tensors[name].requires_grad for name in ("query", "key", "value"))
+    is_constant = "mask" not in tensors or not tensors["mask"].requires_grad
+    is_grouped = query.ndim == key.ndim == len("bhsd") and query.shape[1] != key.shape[1]
+    if not is_wanted or not is_constant or (is_grouped and not told["enable_gqa"]):
+        return None
+    try:
+        call = _Call(tensors)
+        op = Attention(is_causal=told["is_causal"], scale=told["scale"] or 0.0, return_lse=True)
+        attention(call, ("query", "key", "value"), "mask" if "mask" in tensors else None, op)
+        plan = FusionPlan(_spec(query), call.op)
+        return plan if is_fast(plan, query.device) else None
+    except (PlanError, Unsupported):
+        return None
+
+
+def is_fast(plan: FusionPlan, device: torch.device) -> bool:
+    """Whether the kernels of attention and of its gradients are those that are faster than torch's.
+
+    Raises:
+        Unsupported: there is none for a plan.
+    """
+    if device.type != "cuda":
+        return False
+    target, made = parse_target(target_of(device)[0]), _backward(plan)
+    kernels = [lower(match(each)) for each in (made.forward, *made.plans)]
+    attending = [each for each in kernels if isinstance(each.centre, Attend | AttendGradient)]
+    return all(select(each, target).template.name.startswith("hopper") for each in attending)
