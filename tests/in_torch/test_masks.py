@@ -10,7 +10,7 @@ from torch import fx, nn
 
 import fuseplan.torch
 from fuseplan.torch.dynamo import compile_graph
-from fuseplan.torch.intact import SDPA, told
+from fuseplan.torch.intact import SDPA, arguments_of
 
 Q, K = 5, 5
 HEADS = (2, 2, Q, 8)
@@ -216,7 +216,9 @@ def test_a_mask_of_a_training_step(
     torch._dynamo.reset()
     made = torch.compile(module, backend=compile_graph)(x)
     (node,) = found[0].graph.find_nodes(op="call_function", target=SDPA)
-    assert (told(node)["attn_mask"] is not None, told(node)["is_causal"]) == (stays, is_causal)
+    told = arguments_of(node)
+    assert told is not None
+    assert (told["attn_mask"] is not None, told["is_causal"]) == (stays, is_causal)
     want = module(x)
     torch.testing.assert_close(made, want, rtol=1e-5, atol=1e-6, equal_nan=True)
     for each in zip(*(torch.autograd.grad(out.square().sum(), x) for out in (made, want)), strict=True):

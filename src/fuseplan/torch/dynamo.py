@@ -181,10 +181,9 @@ def _with_plans(
         how: the options.
         lost: why Inductor has the whole graph, for the report.
     """
-    if torch.is_grad_enabled():
-        fold_masks(given)
-        join_losses(given, inputs)
+    fold_masks(given)
     keep_attention(given, inputs)
+    join_losses(given, inputs)
     train_attention(given, inputs)
     forward = partial(_compiled, options=how, example=inputs, lost=lost)
     backward = partial(_compiled, options=how, example=(), lost=lost)

@@ -15,7 +15,7 @@ from torch import fx, nn
 
 from fuseplan.ops.losses import IGNORED, CrossEntropyGradient
 from fuseplan.plans.text import operator_text
-from fuseplan.torch.intact import MODES, is_plain
+from fuseplan.torch.intact import WITH_GRADIENTS, is_plain
 from fuseplan.torch.kernels import kernel_on
 
 NAME = "fuseplan::linear_cross_entropy"
@@ -113,8 +113,7 @@ def join_losses(given: fx.GraphModule, inputs: Sequence[Any]) -> None:
     The logits are wanted by the loss alone, and gradients by all tensors. Products of f16 stay as they are:
     gradients without the factor of a mean may be too large for them.
     """
-    modes = [each for each in MODES if each != "grad_enabled"]  # tensors tell whether they have gradients
-    if not is_plain(given, inputs, modes):
+    if not torch.is_grad_enabled() or not is_plain(given, inputs, WITH_GRADIENTS):
         return
     for node in given.graph.find_nodes(op="call_function", target=LOSS):
         told = {**LOSS_FIELDS, **dict(zip(LOSS_FIELDS, node.args, strict=False)), **node.kwargs}

@@ -27,6 +27,8 @@ MODES = (
     "inference_mode",
 )  # in names of what changes them in a graph
 
+WITH_GRADIENTS = tuple(each for each in MODES if each != "grad_enabled")  # where values tell of gradients
+
 torch.library.define(
     NAME,
     "(Tensor query, Tensor key, Tensor value, Tensor? attn_mask, bool is_causal, float? scale, "
@@ -61,24 +63,19 @@ def keep_attention(given: fx.GraphModule, inputs: Sequence[Any]) -> None:
     if torch.is_grad_enabled() or not is_plain(given, inputs):
         return
     for node in given.graph.find_nodes(op="call_function", target=SDPA):
-        arguments = arguments_of(node)
-        if arguments is not None:
+        told = arguments_of(node)
+        if told is not None:
             node.target, node.kwargs = KEPT, {}
-            node.args = tuple(arguments[name] for name in FIELDS if name != "dropout_p")
+            node.args = tuple(told[name] for name in FIELDS if name != "dropout_p")
     given.recompile()
 
 
 def arguments_of(node: fx.Node) -> dict[str, Any] | None:
     """The arguments of attention by their names; None with dropout, or where a flag is no constant."""
-    given = told(node)
-    flags = [given[name] for name in ("is_causal", "enable_gqa")]
-    is_known = all(isinstance(each, bool) for each in flags) and not isinstance(given["scale"], fx.Node)
-    return given if is_known and given["dropout_p"] == 0 else None
-
-
-def told(node: fx.Node) -> dict[str, Any]:
-    """The arguments of a node of attention, by name."""
-    return {**DEFAULTS, **dict(zip(FIELDS, node.args, strict=False)), **node.kwargs}
+    told = {**DEFAULTS, **dict(zip(FIELDS, node.args, strict=False)), **node.kwargs}
+    flags = [told[name] for name in ("is_causal", "enable_gqa")]
+    is_known = all(isinstance(each, bool) for each in flags) and not isinstance(told["scale"], fx.Node)
+    return told if is_known and told["dropout_p"] == 0 else None
 
 
 def is_plain(given: fx.GraphModule, inputs: Sequence[Any], modes: Sequence[str] = MODES) -> bool:

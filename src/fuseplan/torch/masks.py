@@ -17,7 +17,7 @@ from torch._subclasses import FakeTensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fuseplan.torch.intact import SDPA, name_of, told
+from fuseplan.torch.intact import SDPA, arguments_of, name_of
 
 aten = torch.ops.aten
 MASK = 3  # the place of the mask among an operator's arguments
@@ -91,17 +91,17 @@ def _added(graph: fx.Graph, target: Any, *args: Any) -> fx.Node:
 def fold_masks(given: fx.GraphModule) -> None:
     """Does so in a graph of Dynamo's, where gradients are taken: AOT chooses a kernel by the mask."""
     known: dict[fx.Node, torch.Tensor | None] = {}
-    for node in given.graph.find_nodes(op="call_function", target=SDPA):
-        arguments = told(node)
-        mask = arguments["attn_mask"]
-        if not isinstance(mask, fx.Node) or arguments["is_causal"] is not False:
+    for node in given.graph.find_nodes(op="call_function", target=SDPA) if torch.is_grad_enabled() else ():
+        told = arguments_of(node)
+        mask = None if told is None or told["is_causal"] else told["attn_mask"]
+        if told is None or not isinstance(mask, fx.Node):
             continue
         if mask not in known:
             known[mask] = _evaluated(mask)
         value = known[mask]
         hides_none = value is not None and bool(_keeps(value).all())
         if value is not None and (hides_none or _is_causal(value)):
-            node.args, node.kwargs = (), {**arguments, "attn_mask": None, "is_causal": not hides_none}
+            node.args, node.kwargs = (), {**told, "attn_mask": None, "is_causal": not hides_none}
     given.recompile()
 
 
