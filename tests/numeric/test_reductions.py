@@ -335,9 +335,29 @@ INTERPRETED = (
     ("bf16[2x6x5x40, bhsd] -> rms_norm -> rotary", GpuReduction(4, 16, 1, 4, lanes=True)),
     ("f32[2x6x5x7, nhwc] -> group_norm(2) -> silu", GpuReduction(2, 16, 1, 4, lanes=True)),
 )
+# Programs that go through all tiles, of which each has several.
+SHARED = (
+    ("f32[517x60] -> layer_norm", GpuReduction(2, 64, 1, 4, resident=1, ahead=3)),
+    ("f32[300x60] -> layer_norm_backward", GpuReduction(1, 64, 1, 4, resident=2, ahead=3)),
+    ("f16[200x64] -> rms_norm -> dynamic_quantize(f8e4m3)", GpuReduction(1, 64, 1, 1, resident=1, ahead=4)),
+    ("f16[140x256] -> dynamic_quantize(f8e4m3, each=block)", GpuReduction(2, 128, 1, 4, resident=1, ahead=3)),
+    (
+        "f32[140x256] -> layer_norm -> dynamic_quantize(i8, each=block)",
+        GpuReduction(1, 256, 1, 4, resident=1, ahead=3),
+    ),
+    ("f16[4x50x3x32, bshd] -> rms_norm -> rotary", GpuReduction(4, 16, 1, 1, resident=1, ahead=3)),
+    ("f32[267x40] -> add -> save(sum) -> layer_norm", GpuReduction(2, 64, 1, 1, resident=1, ahead=3)),
+    ("f32[137x30] -> cross_entropy", GpuReduction(1, 32, 1, 1, resident=1, ahead=3)),
+    ("f64[140x20] -> softmax_backward", GpuReduction(1, 32, 1, 1, resident=1, ahead=3)),
+)
 
 
-@pytest.mark.parametrize(("plan", "template"), INTERPRETED)
+@pytest.mark.parametrize("plan", ["f32[*x60] -> layer_norm", "f32[*x60] -> rms_norm_backward"])
+def test_a_gpus_programs_share_the_tiles_of_an_open_axis(plan: str) -> None:
+    assert_interpreted(plan, GpuReduction(2, 64, 1, 4, resident=1, ahead=3), slack=64, extent=301)
+
+
+@pytest.mark.parametrize(("plan", "template"), INTERPRETED + SHARED)
 def test_a_gpus_text_in_the_interpreter(plan: str, template: GpuReduction) -> None:
     assert_interpreted(plan, template, slack=64)
 

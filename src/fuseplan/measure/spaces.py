@@ -104,7 +104,9 @@ class Device:
     def _held(self, dtype: str, values: Tensor) -> Tensor:
         """Float64 numbers as elements of a dtype hold them; saturated where torch does not define them."""
         row = dtype_of(dtype)
-        if not row.is_float and dtype != "bool":
+        if dtype == "f8e4m3":
+            values = values.clamp(-row.largest, row.largest)
+        elif not row.is_float and dtype != "bool":
             values = values.nan_to_num(0.0).clamp(-row.largest - 1, row.largest)
         return values.to(torch_dtype(dtype)).double()
 

@@ -57,8 +57,13 @@ GRANULE, MOST = 8, 255  # to a thread; and a thread's most
 
 
 def together(target: Target, warps: int, resident: int) -> Iterator[tuple[str, int]]:
-    """The options of programs that wait for each other: their registers are limited to their share."""
+    """The options of programs that wait for each other."""
     yield "cooperative", 1
+    yield from share(target, warps, resident)
+
+
+def share(target: Target, warps: int, resident: int) -> Iterator[tuple[str, int]]:
+    """The option that limits the registers of programs to their share of those of a processor."""
     most = REGISTERS // (warps * 32 * resident) // GRANULE * GRANULE
     if target.name.startswith("gfx"):
         yield "waves_per_eu", -(-warps * resident // PARTITIONS)

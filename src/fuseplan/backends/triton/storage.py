@@ -16,8 +16,8 @@ from fuseplan.language.dtypes import FP8, dtype_of
 _NAMES = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 _NAMES |= {"u8": "uint8", "i8": "int8", "i32": "int32", "i64": "int64"}
 
-# What NVIDIA's instructions convert, by Triton's names, and the first GPUs that have them. In bits a conversion
-# takes some fourteen instructions, with them half of one.
+# What NVIDIA's instructions convert, by Triton's names, and the first GPUs that have them. A number takes
+# some fourteen instructions by its bits, half of one by these.
 NATIVE, SINCE = {"f8e4m3": "float8e4nv"}, 89
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import ceil, log2
 from typing import ClassVar
@@ -11,7 +11,7 @@ from typing import ClassVar
 from fuseplan.backends.lattice import Lattice
 from fuseplan.backends.triton import dialect
 from fuseplan.backends.triton.index import ceil_div, power_of_two
-from fuseplan.backends.triton.templates import reduction_cost as cost
+from fuseplan.backends.triton.templates.reduction_cost import Cost
 from fuseplan.backends.triton.templates.reduction_tiles import ReductionKnobs
 from fuseplan.backends.triton.templates.reduction_writer import ReductionWriter
 from fuseplan.kernels.centre import Summary
@@ -30,8 +30,9 @@ CELLS = 64  # of a tile, at most, or `LANES`
 GROUPS = COUNTER_BYTES // 4  # that may meet
 MERGED = 16  # programs whose states a warp merges
 CANDIDATES = 26
-RESIDENT, AHEAD = (1, 2, 3, 4, 6, 8), (0, 3, 4)  # of kernels with sums over all cells
+RESIDENT, AHEAD = (1, 2, 3, 4, 6, 8), (0, 3, 4)  # of programs that go through all tiles
 ALONE = 512  # elements of a row that is a tile by itself there
+TURNS = 2  # of a program that goes through all tiles, at least
 MOST_ROWS, CUT_ROWS = 16, (1, 2, 4, 8)  # of a tile there; of one that has not all elements of a cell
 
 
@@ -67,23 +68,24 @@ class GpuReduction(ReductionKnobs):
         yield block_claim(kernel)
         yield from _run_claims(kernel)
         if not isinstance(accuracy, str):
-            least = min(each.error_bound(kernel) for each in cls._made(kernel, target))
+            least = min(each.error_bound(kernel) for each in cls._made(Cost(kernel, target)))
             yield accuracy_claim(least, accuracy)
 
     @classmethod
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
-        made = dict.fromkeys(cls._made(kernel, target))
+        cost = Cost(kernel, target)
+        made = dict.fromkeys(cls._made(cost))
         if not isinstance(accuracy, str):
             made = dict.fromkeys(each for each in made if each.error_bound(kernel) <= accuracy)
-        yield from sorted(made, key=lambda each: each.seconds(kernel, target))[:CANDIDATES]
+        yield from sorted(made, key=lambda each: round(cost.seconds(each), 7))[:CANDIDATES]
 
     @classmethod
-    def _made(cls, kernel: Kernel, target: Target) -> Iterator[GpuReduction]:
+    def _made(cls, cost: Cost) -> Iterator[GpuReduction]:
         """Tiles that fit into the registers, with as many programs for each as fill the GPU."""
-        if kernel.sums:
-            yield from cls._summing(kernel, target)
+        if cost.kernel.sums:
+            yield from cls._summing(cost)
             return
-        lattice = Lattice(kernel)
+        kernel, target, lattice = cost.kernel, cost.target, cost.lattice
         count, cells = lattice.element_count, lattice.cell_count
         side = 1 if lattice.is_along else min(LANES, power_of_two(lattice.run.extent))
         most = min(max(CELLS, side), max(side, power_of_two(ceil_div(cells, 2 * target.processors))))
@@ -91,44 +93,54 @@ class GpuReduction(ReductionKnobs):
             threads = warps * target.warp
             elements = max(1, min(power_of_two(count), threads * each // side))
             rows = min(power_of_two(cells), max(side, min(most, threads * each // elements)))
-            fits = cost.fits(kernel, lattice, threads, rows * elements)
+            fits = cost.fits(threads, rows * elements, is_whole=elements >= count)
             if threads > THREADS or not fits or elements < lattice.inner_extent:
                 continue
             groups, blocks = ceil_div(cells, rows), ceil_div(count, elements)
+            if blocks == 1 and groups >= TURNS * target.processors:
+                yield from cls._sharing(cost, cls(rows, elements, 1, warps))
             # Of an open axis, a launch may have any number of groups: no counters for all of them.
             may_meet = groups <= GROUPS and kernel.open_axis is None
             # ptxas spilled 31 KB of a single warp that merged the states of 32 programs.
             shared = min(target.processors // groups, blocks, MERGED * warps) if may_meet else 1
             for programs in {1, 1 << max(0, shared.bit_length() - 1)}:
-                for lanes in _ways(kernel, lattice, warps, each) if programs < blocks else (False,):
+                for lanes in _ways(cost, warps, each) if programs < blocks else (False,):
                     yield cls(rows, elements, programs, warps, lanes)
 
     @classmethod
-    def _summing(cls, kernel: Kernel, target: Target) -> Iterator[GpuReduction]:
+    def _sharing(cls, cost: Cost, tile: GpuReduction) -> Iterator[GpuReduction]:
+        """Programs that go through all tiles, which are on their way while those before are computed."""
+        for resident, ahead in product(RESIDENT, AHEAD):
+            made = replace(tile, resident=resident, ahead=ahead)
+            if ahead and cost.fits_beside(made):
+                yield made
+
+    @classmethod
+    def _summing(cls, cost: Cost) -> Iterator[GpuReduction]:
         """Tiles of programs that go through all of them with sums of their own."""
-        lattice = Lattice(kernel)
+        lattice, warp = cost.lattice, cost.target.warp
         count, cells = power_of_two(lattice.element_count), power_of_two(lattice.cell_count)
         for warps, each, resident, ahead in product(WARPS, HELD, RESIDENT, AHEAD):
-            tile = warps * target.warp * each
+            tile = warps * warp * each
             is_cut = tile < count
-            if warps * target.warp > THREADS or (is_cut and (ahead or each > LOOPED)):
+            if warps * warp > THREADS or (is_cut and (ahead or each > LOOPED)):
                 continue
             for each_time in CUT_ROWS if is_cut else (tile // count if count < ALONE else 1,):
                 rows = min(cells, MOST_ROWS, each_time)
                 elements = min(count, tile // rows)
                 made = cls(rows, elements, 1, warps, is_cut and lattice.is_along, resident, ahead)
                 is_least = (rows, warps, each, resident, ahead) == (1, LOOPING, HELD[0], 1, 0)
-                if is_least or cost.fits_beside(kernel, target, made):
+                if is_least or cost.fits_beside(made):
                     yield made
 
     def traffic(self, kernel: Kernel, target: Target) -> Traffic:
         """Every pass counts as a read, although a cache may serve it."""
-        written, lattice = kernel.written_bytes, Lattice(kernel)
-        again = kernel.src.nbytes * (cost.passes(kernel, lattice, self) - 1)
+        written = kernel.written_bytes
+        again = kernel.src.nbytes * (Cost(kernel, target).passes(self) - 1)
         return Traffic(kernel.minimum_bytes - written + again, written)
 
     def seconds(self, kernel: Kernel, target: Target) -> float:
-        return round(cost.seconds(kernel, target, self), 7)
+        return round(Cost(kernel, target).seconds(self), 7)
 
     def error_bound(self, kernel: Kernel) -> float:
         """One rounding for each addition that a term goes through, and the errors of the functions.
@@ -156,14 +168,14 @@ def _run_claims(kernel: Kernel) -> Iterator[Claim]:
         yield claim(not each or is_even, Reason.RUNS, got=told, operator=lattice.inner_step)
 
 
-def _ways(kernel: Kernel, lattice: Lattice, warps: int, each: int) -> Iterator[bool]:
+def _ways(cost: Cost, warps: int, each: int) -> Iterator[bool]:
     """Whether lanes have states in a loop over blocks: the ways of which measurements have found one fastest.
 
     Lanes that choose between places take more registers than there are: 7 KB were spilled.
     """
-    if lattice.inner or cost.chooses_places(kernel):
-        yield bool(lattice.inner)
+    if cost.lattice.inner or cost.chooses_places:
+        yield bool(cost.lattice.inner)
     elif warps >= LOOPING and each <= LOOPED:
         yield True
-        if lattice.is_along and each == LOOPED:
+        if cost.lattice.is_along and each == LOOPED:
             yield False

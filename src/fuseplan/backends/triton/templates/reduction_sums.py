@@ -7,8 +7,8 @@ run.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import nullcontext
 
 from fuseplan.backends.lattice import Lattice
 from fuseplan.backends.triton.elementwise import argument
@@ -23,7 +23,6 @@ from fuseplan.backends.triton.index import (
     number,
     power_of_two,
 )
-from fuseplan.backends.triton.resources import together
 from fuseplan.backends.triton.storage import Storage
 from fuseplan.backends.triton.templates.normalization_meeting import Meeting
 from fuseplan.backends.triton.templates.reduction_tiles import ReductionKnobs
@@ -38,7 +37,7 @@ NARROWEST = 32  # columns that a program adds at a time, at least: a line of the
 ADDED = 16  # numbers of each thread meanwhile, at most
 
 
-def programs_of(kernel: Kernel, target: Target, knobs: ReductionKnobs) -> int:
+def shares(kernel: Kernel, target: Target, knobs: ReductionKnobs) -> int:
     """Programs of a launch: as many as run at a time, or as there are tiles."""
     tiles = ceil_div(Lattice(kernel).cell_count, knobs.cells)
     turns = ceil_div(tiles, target.processors * max(1, knobs.resident))
@@ -46,7 +45,12 @@ def programs_of(kernel: Kernel, target: Target, knobs: ReductionKnobs) -> int:
 
 
 def shared_columns(kernel: Kernel, lattice: Lattice) -> list[str]:
-    """The operands of which all cells read the same elements in formulas behind the prologue."""
+    """The operands of which all cells read the same elements in formulas behind the prologue.
+
+    There are none of an axis in parts: each part has elements of its own.
+    """
+    if len(lattice.starts) > 1:
+        return []
     formulas = [stage.expression for stage in kernel.epilogue] + [each.expression for each in kernel.sums]
     formulas += [part.term for each in kernel.statistics for part in each.parts]
     used = frozenset[str]().union(*map(leaves_of, formulas))
@@ -65,22 +69,14 @@ class ColumnSums:
     Attributes:
         programs: of the launch.
         workspace_bytes: counters, and a row of the columns for each sum and program; 0 without sums.
-        options: of the launch.
     """
 
     def __init__(
-        self, text: Text, knobs: ReductionKnobs, kernel: Kernel, target: Target, tiles: int, compute: str
+        self, text: Text, knobs: ReductionKnobs, kernel: Kernel, target: Target, compute: str
     ) -> None:
-        self.text, self.knobs, self.kernel, self.tile_count, self.compute = (
-            text,
-            knobs,
-            kernel,
-            tiles,
-            compute,
-        )
-        self.programs = programs_of(kernel, target, knobs) if kernel.sums else 1
+        self.text, self.knobs, self.kernel, self.compute = text, knobs, kernel, compute
+        self.programs = shares(kernel, target, knobs) if kernel.sums else 1
         self.threads = knobs.warps * target.warp
-        self.options = [*together(target, knobs.warps, max(1, knobs.resident))]
         self.storage = Storage(text, "tl", kernel.compute_dtype)
         self.meeting = Meeting(text, self.programs, 1, 0, 0, compute, repeats=False)
         self.columns = max((each.nbytes // dtype_of(each.dtype).itemsize for each in kernel.sums), default=0)
@@ -89,8 +85,8 @@ class ColumnSums:
         self.is_held = knobs.elements >= kernel.reduced_count
         self.rooms, self.totals = dict[str, Index](), dict[str, str]()
 
-    def begin(self, along: Mapping[str, Index], exists: Mask) -> None:
-        """Writes where the program leaves its sums, and zeros for those in registers."""
+    def begin(self, along: Mapping[str, Index], exists: Mask) -> Index:
+        """Writes where the program leaves its sums, and zeros for those in registers; which program it is."""
         text, size = self.text, max(1, len(self.kernel.sums))
         self.program, _ = self.meeting.begin(as_index(1))
         text.line(f"partial = (workspace + {COUNTER_BYTES // 4}).to(tl.pointer_type({self.compute}))")
@@ -101,16 +97,7 @@ class ColumnSums:
             if self.is_held:
                 shape = (self.knobs.cells, self.knobs.elements)
                 self.totals[each.key] = text.let(each.key, f"tl.zeros({shape}, {self.compute})")
-
-    @contextmanager
-    def tiles(self) -> Iterator[Index]:
-        """A loop over the program's tiles of cells."""
-        ahead = f", num_stages={self.knobs.ahead}" if self.knobs.ahead else ""
-        turns = f"{self.program}, {self.tile_count}, {self.programs}{ahead}"
-        with self.text.block(f"for group in tl.range({turns})"):
-            yield number("group", self.tile_count)
-            if not self.is_held:
-                self.text.line("tl.debug_barrier()")
+        return self.program
 
     def add(self, key: str, term: str, has_cell: Mask, along: Index, exists: Mask) -> None:
         """Adds the terms of a tile."""
