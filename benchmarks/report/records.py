@@ -244,15 +244,37 @@ def _model_gain(row: Record) -> float:
     return float(min(others) / min(ours))
 
 
+def _training(record: Record) -> Lines:
+    """Training steps of models of the transformers library, each captured in a CUDA graph."""
+    rows = record["rows"]
+    used = [peer for peer in PEERS_OF_MODELS if any(peer in row["seconds"] for row in rows)]
+    yield from table(["model", "tokens", *used, "gain", "GB", "launches", "error of torch", "error"], [
+        [row["model"], f"{row['batch']} x {row['tokens']}",
+         *(f"{row['seconds'][peer] * 1e3:.2f}" if peer in row["seconds"] else "" for peer in used),
+         f"{_model_gain(row):.2f}",
+         f"{row['bytes']['torch.compile'] / 1e9:.2f} to {row['bytes']['fuseplan'] / 1e9:.2f}",
+         f"{row['launches']['torch.compile']} to {row['launches']['fuseplan']}",
+         f"{row['errors']['torch']:.1e}", f"{row['errors']['fuseplan']:.1e}"]
+        for row in rows
+    ])  # fmt: skip
+
+
 PEERS_OF_MODELS = (
     "torch", "torch:nhwc", "torch.compile", "max-autotune", "onnxruntime", "openvino",
-    "fuseplan", "fuseplan.torch", "fuseplan.onnx",
+    "fuseplan", "fuseplan:torch", "fuseplan.torch", "fuseplan.onnx",
 )  # fmt: skip
 MODELS_OF_TORCH = (
     "`python -m benchmarks.models_of_torch --device cuda --dtype float16 --batch 1 32`: random weights, "
     "calls in CUDA graphs, milliseconds. `fuseplan` leaves what no plan computes to Inductor, and "
     "`fuseplan.torch` to eager torch. Gain: the fastest of the others over the fastest of ours. On a CPU, "
     "without `--device`: f32, one image or 128 tokens, two threads, beside the runtimes of ONNX; medians."
+)
+TRAINING = (
+    "`python -m benchmarks.training`: forward pass, loss and backward pass, random weights in bf16 without "
+    "dropout, each step in a CUDA graph, milliseconds. `fuseplan` leaves what no plan computes to Inductor, "
+    "`fuseplan:torch` to eager torch. Gain: the fastest of the others over the faster of ours. GB: the most "
+    "memory of a step without a graph, and launches, torch.compile's and ours. Errors: the norm of the worst "
+    "gradient's difference from float64, over that gradient's norm."
 )
 MODELS = (
     "`fuseplan bench models --threads 1,2`: networks with random weights, one f32 image of 224 x 224. "
@@ -277,5 +299,6 @@ SECTIONS: Mapping[str, Section] = {
     ),
     "carried": Section("Kernels of another Triton", "`python -m device.carried`.", _carried),
     "models_of_torch": Section("Models of torch", MODELS_OF_TORCH, _models_of_torch),
+    "training": Section("Training steps", TRAINING, _training),
     "kernelbench": Section("KernelBench, level 2", "`python -m benchmarks.kernelbench`.", _kernelbench),
 }

@@ -69,7 +69,7 @@ def found(loss: Callable[..., torch.Tensor], monkeypatch: pytest.MonkeyPatch, **
     module.last.weight.requires_grad_(not how.get("is_frozen", False))
     torch._dynamo.reset()
     torch.compile(module, backend=compile_graph, dynamic=False)(*given(dtype))
-    return sum(node.target is heads.loss for node in made[0].graph.nodes)
+    return sum(node.target is heads.loss for each in made for node in each.graph.nodes)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's own, of Inductor's imports

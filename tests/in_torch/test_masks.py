@@ -6,9 +6,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 
 import fuseplan.torch
+from fuseplan.torch.dynamo import compile_graph
+from fuseplan.torch.intact import SDPA, arguments_of
 
 Q, K = 5, 5
 HEADS = (2, 2, Q, 8)
@@ -168,3 +170,56 @@ def test_other_fills_stay() -> None:
     fused = fuseplan.torch.fuse(module, q, k, v, mask)
     assert not any("attention" in str(site.plan) for site in fused.report.sites)
     torch.testing.assert_close(fused(q, k, v, mask), module(q, k, v, mask))
+
+
+def written(_: torch.Tensor) -> torch.Tensor:
+    mask = torch.ones(Q, K, dtype=torch.bool)
+    mask[1, 2] = False
+    return mask
+
+
+def written_through_a_view(_: torch.Tensor) -> torch.Tensor:
+    mask = torch.ones(Q, K, dtype=torch.bool)
+    mask[1:].t()[2].fill_(False)
+    return mask
+
+
+def joined_in_place(_: torch.Tensor) -> torch.Tensor:
+    mask = torch.ones(Q, K, dtype=torch.bool)
+    mask &= places()[0] > 0
+    return mask
+
+
+def drawn(_: torch.Tensor) -> torch.Tensor:
+    return torch.rand(Q, K) < 2
+
+
+@pytest.mark.parametrize(
+    ("mask", "stays", "is_causal"),
+    [
+        *((each, False, False) for each in (nothing, zeros)),
+        *((each, False, True) for each in (causal, added, by_where)),
+        *((each, True, False) for each in (but_for_one, window, slope, of_an_input)),
+        *((each, True, False) for each in (written, written_through_a_view, joined_in_place, drawn)),
+    ],
+)
+def test_a_mask_of_a_training_step(
+    mask: Callable[[torch.Tensor], torch.Tensor],
+    stays: bool,
+    is_causal: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found: list[fx.GraphModule] = []
+    monkeypatch.setattr("fuseplan.torch.dynamo.join_losses", lambda given, _: found.append(given))
+    torch.manual_seed(3)
+    module, x = Attention(mask), torch.randn(HEADS, requires_grad=True)
+    torch._dynamo.reset()
+    made = torch.compile(module, backend=compile_graph)(x)
+    (node,) = found[0].graph.find_nodes(op="call_function", target=SDPA)
+    told = arguments_of(node)
+    assert told is not None
+    assert (told["attn_mask"] is not None, told["is_causal"]) == (stays, is_causal)
+    want = module(x)
+    torch.testing.assert_close(made, want, rtol=1e-5, atol=1e-6, equal_nan=True)
+    for each in zip(*(torch.autograd.grad(out.square().sum(), x) for out in (made, want)), strict=True):
+        torch.testing.assert_close(*each, rtol=1e-4, atol=1e-5, equal_nan=True)

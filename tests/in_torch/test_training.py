@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
-from fuseplan.torch import dynamo
+from fuseplan.graph.why import Why
+from fuseplan.torch import cutting, dynamo
 from fuseplan.torch.cutting import Fusion, fused
 
 F = nn.functional
@@ -78,3 +80,30 @@ def test_a_training_steps_backward_is_plans(
     _, backward = made
     plans = [str(site.plan) for site in backward.cut.sites]
     assert {word: sum(word in plan for plan in plans) for word in wanted} == wanted
+
+
+def test_on_a_gpu_cublas_has_products_that_nothing_is_fused_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And those of which each step would copy the weight; others are plans that read it where it lies."""
+
+    def step(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, g: torch.Tensor) -> list[torch.Tensor]:
+        return [
+            torch.addmm(b, x, w.t()),  # alone
+            g.t() @ x,  # a weight's gradient
+            F.gelu(torch.addmm(b, x, w.t())),
+            g @ w + x,
+        ]
+
+    like = {"dtype": torch.bfloat16}
+    tensors = [torch.empty(*shape, **like) for shape in ((8192, 768), (3072, 768), (3072,), (8192, 3072))]  # type: ignore[call-overload]
+    given = make_fx(step, tracing_mode="fake")(*tensors)
+    few = make_fx(lambda g, w, x: g @ w + x, tracing_mode="fake")(
+        tensors[3][:64], tensors[1], tensors[0][:64]
+    )
+    monkeypatch.setattr(cutting, "target_of", lambda _: ("triton:sm_90", None))
+    how: dict[str, Any] = {"is_built": False, "ranges": False}
+    cut, packed = (fused(each, torch.device("cuda"), **how).cut for each in (given, few))
+    found = {str(site.plan).partition(" -> ")[2] for site in cut.sites}
+    assert found >= {"linear(3072) -> bias -> gelu", "matmul(768) -> add"}
+    assert Why.ALONE in {each.why for each in cut.left.values()}
+    assert not packed.sites
+    assert {each.why for each in packed.left.values()} == {Why.PACKED}

@@ -206,6 +206,13 @@ class Packing:
         """The shape of the packed array."""
         return shape_after(self.steps, self.shape)
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether a dense array of its dtype is read where it lies."""
+        array = np.empty(self.shape, np.int8)
+        made = self.of(array)
+        return made.size == array.size and made.flags.c_contiguous and np.may_share_memory(made, array)
+
     def of(self, array: Array) -> Array:
         """The array, of the operand's size, packed in its own dtype: perhaps a view, with any strides."""
         return _applied(self.steps, array.reshape(self.shape))

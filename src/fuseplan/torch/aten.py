@@ -15,7 +15,8 @@ import torch
 from torch import fx
 
 from fuseplan.graph.layer import Layer
-from fuseplan.graph.ops import Expand, Permute, Reduce, Reshape
+from fuseplan.graph.ops import Convert, Expand, Permute, Reduce, Reshape
+from fuseplan.graph.type import FLOATS
 from fuseplan.graph.why import Why
 from fuseplan.op import Op
 from fuseplan.ops import activation
@@ -223,9 +224,7 @@ def _instance_norm(given: Given) -> str:
 
 def _softmax(make: type[Softmax] | type[LogSoftmax]) -> Row:
     def row(given: Given) -> str:
-        src = given.tensor("self")
-        if given.result.dtype != given.type_of(src).dtype:
-            raise LeftError(Why.DTYPE, given.result)
+        src = _cast(given)
         rank = len(given.shape(src))
         axis = int(given.number("dim")) % max(1, rank)
         return given.layer(make(-1 if axis == rank - 1 else axis), src)
@@ -267,10 +266,11 @@ def _same(given: Given) -> str:
 
 
 def _cast(given: Given) -> str:
-    src = given.tensor("self")
-    if given.result.dtype != given.type_of(src).dtype:
+    """`self` in the result's dtype."""
+    src, dtype = given.tensor("self"), given.result.dtype
+    if dtype not in FLOATS:
         raise LeftError(Why.NOT_IN_TABLE, "a cast to another dtype")
-    return src
+    return src if given.type_of(src).dtype == dtype else given.add(Convert(dtype), src)
 
 
 def _first(given: Given) -> str:
@@ -391,4 +391,5 @@ TABLE: dict[Any, Row] = {
     **GRADIENTS,
     aten._to_copy.default: _cast,
     aten.to.dtype: _cast,
+    aten.type_as.default: _cast,
 }

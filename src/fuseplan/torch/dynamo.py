@@ -22,7 +22,7 @@ from fuseplan.torch.arenas import Arenas
 from fuseplan.torch.cutting import fused
 from fuseplan.torch.heads import join_losses
 from fuseplan.torch.intact import keep_attention, restore_attention
-from fuseplan.torch.masks import hide_by_masks, simplify_masks
+from fuseplan.torch.masks import fold_masks, hide_by_masks, simplify_masks
 from fuseplan.torch.reporting import report_of, trace
 from fuseplan.torch.trained import train_attention
 
@@ -181,6 +181,7 @@ def _with_plans(
         how: the options.
         lost: why Inductor has the whole graph, for the report.
     """
+    fold_masks(given)
     keep_attention(given, inputs)
     join_losses(given, inputs)
     train_attention(given, inputs)

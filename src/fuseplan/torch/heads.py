@@ -15,10 +15,11 @@ from torch import fx, nn
 
 from fuseplan.ops.losses import IGNORED, CrossEntropyGradient
 from fuseplan.plans.text import operator_text
-from fuseplan.torch.intact import is_plain
+from fuseplan.torch.intact import WITH_GRADIENTS, is_plain
 from fuseplan.torch.kernels import kernel_on
 
 NAME = "fuseplan::linear_cross_entropy"
+LINEAR_FIELDS = ("input", "weight", "bias")
 LINEAR, LOSS = nn.functional.linear, nn.functional.cross_entropy
 LOSS_FIELDS = {
     "input": None, "target": None, "weight": None, "size_average": None, "ignore_index": IGNORED,
@@ -112,18 +113,18 @@ def join_losses(given: fx.GraphModule, inputs: Sequence[Any]) -> None:
     The logits are wanted by the loss alone, and gradients by all tensors. Products of f16 stay as they are:
     gradients without the factor of a mean may be too large for them.
     """
-    if not torch.is_grad_enabled() or not is_plain(given, inputs):
+    if not torch.is_grad_enabled() or not is_plain(given, inputs, WITH_GRADIENTS):
         return
     for node in given.graph.find_nodes(op="call_function", target=LOSS):
         told = {**LOSS_FIELDS, **dict(zip(LOSS_FIELDS, node.args, strict=False)), **node.kwargs}
         linear = _linear_of(told["input"])
         if linear is None or not _is_taken(told, linear):
             continue
-        src, weight, *bias = (*linear.args, *linear.kwargs.values())
+        layer = {**dict(zip(LINEAR_FIELDS, linear.args, strict=False)), **linear.kwargs}
         options = told["ignore_index"], told["label_smoothing"], told["reduction"] == "mean"
-        node.args = (src, weight, *(bias or [None]), told["target"], *options, _value(node).dtype)
+        tensors = [*map(layer.get, LINEAR_FIELDS), told["target"]]
+        node.args = (*tensors, *options, _value(node).dtype)
         node.target, node.kwargs = loss, {}
-    given.graph.eliminate_dead_code()
     given.recompile()
 
 
@@ -143,7 +144,6 @@ def _linear_of(node: Any) -> fx.Node | None:
 
 def _is_taken(told: dict[str, Any], linear: fx.Node) -> bool:
     """Whether the operator computes this loss of this layer."""
-    tensors = [each for each in linear.all_input_nodes]
     target, logits = told["target"], _value(linear)
     is_usual = all(told[name] is None for name in ("weight", "size_average", "reduce"))
     is_indices = (
@@ -151,8 +151,11 @@ def _is_taken(told: dict[str, Any], linear: fx.Node) -> bool:
     )
     is_one = told["reduction"] in ("mean", "sum") and _value(told["input"]).ndim == 2
     is_wide = all(type(each) is int for each in logits.shape) and logits.numel() >= FEWEST
-    is_precise = {_value(each).dtype for each in tensors} in ({torch.bfloat16}, {torch.float32})
-    wants = all(_value(each).requires_grad for each in tensors)
+    is_precise = {_value(each).dtype for each in linear.all_input_nodes} in (
+        {torch.bfloat16},
+        {torch.float32},
+    )
+    wants = all(_value(each).requires_grad for each in linear.all_input_nodes)
     return is_usual and is_indices and is_one and is_wide and is_precise and wants
 
 

@@ -27,6 +27,8 @@ MODES = (
     "inference_mode",
 )  # in names of what changes them in a graph
 
+WITH_GRADIENTS = tuple(each for each in MODES if each != "grad_enabled")  # where values tell of gradients
+
 torch.library.define(
     NAME,
     "(Tensor query, Tensor key, Tensor value, Tensor? attn_mask, bool is_causal, float? scale, "
@@ -76,15 +78,16 @@ def arguments_of(node: fx.Node) -> dict[str, Any] | None:
     return told if is_known and told["dropout_p"] == 0 else None
 
 
-def is_plain(given: fx.GraphModule, inputs: Sequence[Any]) -> bool:
-    """Whether the graph's tensors are torch's own, and it changes none of torch's modes."""
+def is_plain(given: fx.GraphModule, inputs: Sequence[Any], modes: Sequence[str] = MODES) -> bool:
+    """Whether the graph's tensors are torch's own, and it changes none of these modes of torch's."""
     is_mixed = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
     kinds = {type(each) for each in inputs if isinstance(each, torch.Tensor)}
-    is_changed = any(mode in _name(node) for node in given.graph.nodes for mode in MODES)
+    is_changed = any(mode in name_of(node) for node in given.graph.nodes for mode in modes)
     return not is_mixed and kinds <= {*KINDS} and not is_changed
 
 
-def _name(node: fx.Node) -> str:
+def name_of(node: fx.Node) -> str:
+    """The module and the name of the function that a node calls; empty for another node."""
     target = node.target
     return f"{getattr(target, '__module__', '')}.{target}" if node.op == "call_function" else ""
 

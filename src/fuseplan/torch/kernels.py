@@ -34,9 +34,9 @@ NAMED = re.compile(r"\s*\[([*\w]+)\]\s*->\s*")  # names of axes in front of oper
 KEPT = 1024  # packed sets of operands of one plan: the layers of a model that are alike share it
 ALIGNMENT = 16  # bytes; kernels for GPUs take no tensor that begins elsewhere
 
-# Of an operand: its storage, its address, its version, and how it lies there. While a weak reference to the
-# storage is kept, no other has its number.
-Mark = tuple[int, int, int, torch.Size, tuple[int, ...]]
+# Of an operand: its storage, its address, and how it lies there. While a weak reference to the storage is
+# kept, no other has its number.
+Mark = tuple[int, int, torch.Size, tuple[int, ...]]
 Packed = dict[tuple[Mark, ...], tuple[tuple[StorageWeakRef, ...], "Bindings"]]
 # Batch norm in training updates these by kernels of torch's that raise no version counter.
 UNCOUNTED = ("mean", "variance")
@@ -139,17 +139,20 @@ class Bindings(NamedTuple):
 
     Attributes:
         plan: the plan.
-        told: of the packed operands that torch writes without counting, by their places, the elements.
-        is_kept: whether it holds for later calls on the same tensors, while these are not written.
+        versions: of the packed operands, by their places: how often they were written before.
+        told: of those that torch writes without counting, the elements.
+        is_kept: whether it holds for later calls on the same tensors, while the packed ones are not written.
     """
 
     plan: BoundPlan
+    versions: Mapping[int, int]
     told: Mapping[int, bytes]
     is_kept: bool
 
     def is_current(self, given: Tensors) -> bool:
-        """Whether nothing wrote into a tensor without counting."""
-        return not self.told or all(content(given[place]) == told for place, told in self.told.items())
+        """Whether nothing wrote into a packed tensor."""
+        counted = all(given[place]._version == version for place, version in self.versions.items())
+        return counted and all(content(given[place]) == told for place, told in self.told.items())
 
 
 class Bound(NamedTuple):
@@ -179,7 +182,6 @@ class Kernel:
     Attributes:
         plan: the plan.
         constant: the places, among the tensors besides src, of operands that may be packed.
-        per_call: the places of the others, which each call reads, and their keys.
     """
 
     def __init__(
@@ -193,7 +195,6 @@ class Kernel:
         self._updated = tuple(each.key for each in plan.results if each.updated)
         self._per_call = {place: specs[key] for place, key in enumerate(self._keys) if key in specs}
         self.constant = tuple(place for place, key in enumerate(self._keys) if key not in specs)
-        self.per_call = [(place, self._keys[place]) for place in self._per_call]
         statistics = [each.key for each in plan.operands if isinstance(plan[each.step].op, BatchNorm)]
         self._uncounted = tuple(
             place for place, key in enumerate(self._keys) if key in statistics and key.startswith(UNCOUNTED)
@@ -224,7 +225,7 @@ class Kernel:
             changing: the places of those with other elements in each call, which cannot be packed once.
         """
         packs_late = not {*changing}.isdisjoint(self.constant)
-        made, told, _ = Bindings(self._bind(given), {}, False) if packs_late else self.held(given)
+        made, _, told, _ = Bindings(self._bind(given), {}, {}, False) if packs_late else self.held(given)
         apart = [place for place in self.constant if self._keys[place] not in made.lent]
         late = {self._keys[place]: given[place] for place in apart if place in changing}
         lain = {place: laid(given[place], spec) for place, spec in self._per_call.items()}
@@ -233,28 +234,37 @@ class Kernel:
         further = made.further({self._keys[place]: each for place, each in lain.items()})
         return Bound(further, late, copied, [(given[place], elements) for place, elements in told.items()])
 
+    def packed(self, bound: BoundPlan) -> list[int]:
+        """The places of the operands of which a bound plan has copies, or a CPU may need one elsewhere."""
+        lent = bound.lent if self._queue else ()
+        return [place for place in self.constant if self._keys[place] not in lent]
+
+    def read(self, bound: BoundPlan) -> list[tuple[int, int]]:
+        """The places of the other operands, which it reads where they lie, and their words."""
+        packed = self.packed(bound)
+        return [(place, bound.word_of(key)) for place, key in enumerate(self._keys) if place not in packed]
+
     def held(self, given: Tensors) -> Bindings:
         """The plan with the constant operands bound, as they were packed before where they are the same."""
         constant = [given[place] for place in self.constant]
         if True in [each.is_inference() for each in constant]:  # these count no versions
-            return Bindings(self._bind(given), {}, False)
+            return Bindings(self._bind(given), {}, {}, False)
         marks = tuple(
-            [
-                (each.untyped_storage()._cdata, each.data_ptr(), each._version, each.shape, each.stride())
-                for each in constant
-            ]
+            [(each.untyped_storage()._cdata, each.data_ptr(), each.shape, each.stride()) for each in constant]
         )
         held = self._packed.get(marks)
         if held is None or not held[1].is_current(given):
             if self._queue and self._queue.is_capturing():
                 # Packed whenever the graph runs, in memory of the graph's.
-                return Bindings(self._bind(given), {}, False)
+                return Bindings(self._bind(given), {}, {}, False)
             self._drop()
             storages = tuple(StorageWeakRef(each.untyped_storage()) for each in constant)
             bound = self._bind(given)
-            copied = (place for place in self._uncounted if self._keys[place] not in bound.lent)
-            told = {place: content(given[place]) for place in copied if given[place].is_cpu}
-            held = self._packed[marks] = storages, Bindings(bound, told, True)
+            copied = [place for place in self.constant if self._keys[place] not in bound.lent]
+            versions = {place: given[place]._version for place in copied}
+            uncounted = (place for place in copied if place in self._uncounted and given[place].is_cpu)
+            told = {place: content(given[place]) for place in uncounted}
+            held = self._packed[marks] = storages, Bindings(bound, versions, told, True)
         return held[1]
 
     def reads_in_place(self, given: Tensors) -> bool:

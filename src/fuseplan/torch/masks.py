@@ -6,13 +6,18 @@ takes a slower kernel for it, and plans read it.
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable, Iterable
 from math import inf, prod
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 from torch._subclasses import FakeTensor
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import _disable_current_modes
+
+from fuseplan.torch.intact import SDPA, arguments_of, name_of
 
 aten = torch.ops.aten
 MASK = 3  # the place of the mask among an operator's arguments
@@ -22,6 +27,10 @@ CAUSAL = {  # the place of the flag
 }
 SOFTMAX = (aten.softmax.int, aten._softmax.default, aten._safe_softmax.default)
 LARGEST = 2**26  # elements of a mask that is looked at
+IN_PLACE = {
+    operator.setitem,
+    *(getattr(operator, f"i{name}") for name in ("add", "sub", "mul", "truediv", "and", "or", "xor", "pow")),
+}
 
 
 def simplify_masks(graph: fx.Graph) -> None:
@@ -79,6 +88,68 @@ def _added(graph: fx.Graph, target: Any, *args: Any) -> fx.Node:
     return made
 
 
+def fold_masks(given: fx.GraphModule) -> None:
+    """Does so in a graph of Dynamo's, where gradients are taken: AOT chooses a kernel by the mask."""
+    known: dict[fx.Node, torch.Tensor | None] = {}
+    for node in given.graph.find_nodes(op="call_function", target=SDPA) if torch.is_grad_enabled() else ():
+        told = arguments_of(node)
+        mask = None if told is None or told["is_causal"] else told["attn_mask"]
+        if told is None or not isinstance(mask, fx.Node):
+            continue
+        if mask not in known:
+            known[mask] = _evaluated(mask)
+        value = known[mask]
+        hides_none = value is not None and bool(_keeps(value).all())
+        if value is not None and (hides_none or _is_causal(value)):
+            node.args, node.kwargs = (), {**told, "attn_mask": None, "is_causal": not hides_none}
+    given.recompile()
+
+
+def _evaluated(mask: fx.Node) -> torch.Tensor | None:
+    """The value of a node of Dynamo's; None where an input or chance decides it, or something writes it."""
+    needed = _reached(mask, lambda node: node.all_input_nodes)
+    behind = {each for node in needed for each in _reached(node, _readers)}
+    if any(node.op not in ("call_function", "call_method") for node in needed) or any(
+        map(_may_write, behind)
+    ):
+        return None
+    made: fx.Graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in mask.graph.nodes:
+        if node in needed:
+            copies[node] = made.node_copy(node, copies.__getitem__)
+    made.output(copies[mask])
+    with _disable_current_modes():
+        traced = make_fx(fx.GraphModule(nn.Module(), made), tracing_mode="fake")()
+        (output,) = traced.graph.find_nodes(op="output")
+        return _constant(output.args[0], {})
+
+
+def _reached(node: fx.Node, further: Callable[[fx.Node], Iterable[fx.Node]]) -> set[fx.Node]:
+    """The node, and those that it leads to."""
+    found, ahead = {node}, [node]
+    while ahead:
+        more = set(further(ahead.pop())) - found
+        found |= more
+        ahead += more
+    return found
+
+
+def _readers(node: fx.Node) -> Iterable[fx.Node]:
+    """The nodes whose values may lie in the node's memory: attention's do not."""
+    return () if node.target is SDPA else node.users
+
+
+def _may_write(node: fx.Node) -> bool:
+    """Whether a node of Dynamo's may write what it is given, or is no function of it alone."""
+    target = node.target
+    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    is_operator = getattr(target, "__module__", "") == "_operator"  # which has `and_` beside `iand`
+    is_in_place = name.endswith("_") and not name.endswith("__") and not is_operator
+    writes = is_in_place or target in IN_PLACE or "out" in node.kwargs
+    return node.op != "output" and (writes or "functorch" in name_of(node))
+
+
 def _constant(node: fx.Node, known: dict[fx.Node, torch.Tensor | None]) -> torch.Tensor | None:
     """The value of a node that reads no input; None of all others."""
     if node not in known:
@@ -102,8 +173,7 @@ def _computed(node: fx.Node, known: dict[fx.Node, torch.Tensor | None]) -> torch
 def _literal(node: fx.Node) -> torch.Tensor | None:
     """The tensor that a model's code wrote down, as a graph holds it."""
     held = getattr(node.graph.owning_module, str(node.target), None) if node.op == "get_attr" else None
-    is_told = isinstance(held, torch.Tensor) and not isinstance(held, FakeTensor)
-    return held.cpu() if is_told else None
+    return held.cpu() if isinstance(held, torch.Tensor) and not isinstance(held, FakeTensor) else None
 
 
 def _is_pure(node: fx.Node) -> bool:

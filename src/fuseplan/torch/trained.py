@@ -27,7 +27,7 @@ from fuseplan.language.tensor import TensorSpec
 from fuseplan.ops.attention import Attention
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.tensors.torch_tensors import DTYPES, NAMES
-from fuseplan.torch.intact import SDPA, arguments_of, is_plain
+from fuseplan.torch.intact import SDPA, WITH_GRADIENTS, arguments_of, is_plain
 from fuseplan.torch.kernels import kernel_on, laid, operators_text, plan_on, target_of
 
 NAME, GRADIENTS = "fuseplan::trained_attention", "fuseplan::attention_gradients"
@@ -177,7 +177,7 @@ def train_attention(given: fx.GraphModule, inputs: Sequence[Any]) -> None:
 
     Attention stays torch's where no plan takes its tensors, and where torch's kernels may be faster.
     """
-    if not torch.is_grad_enabled() or not is_plain(given, inputs):
+    if not torch.is_grad_enabled() or not is_plain(given, inputs, WITH_GRADIENTS):
         return
     for node in given.graph.find_nodes(op="call_function", target=SDPA):
         told = arguments_of(node)
