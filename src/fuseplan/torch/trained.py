@@ -119,12 +119,10 @@ def _gradients(ctx: Any, grad: torch.Tensor, _: Any) -> tuple[Any, ...]:
     return *made, [None] * len(beside), None
 
 
-for name, computed, described in (
-    (NAME, _computed, _described),
-    (GRADIENTS, _differentiated, _described_gradients),
-):
-    torch.library.impl(name, ("CPU", "CUDA"), computed)
-    torch.library.register_fake(name, described)
+torch.library.impl(NAME, ("CPU", "CUDA"), _computed)
+torch.library.impl(GRADIENTS, ("CPU", "CUDA"), _differentiated)
+torch.library.register_fake(NAME, _described)
+torch.library.register_fake(GRADIENTS, _described_gradients)
 torch.library.register_autograd(NAME, _gradients, setup_context=_saved)
 
 
