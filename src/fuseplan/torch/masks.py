@@ -145,8 +145,7 @@ def _computed(node: fx.Node, known: dict[fx.Node, torch.Tensor | None]) -> torch
 def _literal(node: fx.Node) -> torch.Tensor | None:
     """The tensor that a model's code wrote down, as a graph holds it."""
     held = getattr(node.graph.owning_module, str(node.target), None) if node.op == "get_attr" else None
-    is_told = isinstance(held, torch.Tensor) and not isinstance(held, FakeTensor)
-    return held.cpu() if is_told else None
+    return held.cpu() if isinstance(held, torch.Tensor) and not isinstance(held, FakeTensor) else None
 
 
 def _is_pure(node: fx.Node) -> bool:
