@@ -130,7 +130,8 @@ def measured(name: str, batch: int, given: argparse.Namespace) -> dict[str, Any]
             calls[peer] = call
         errors = {peer: error(call(), exact) for peer, call in calls.items()}
         row = {
-            "model": name, "batch": batch, "threads": threads, "dtype": str(dtype).removeprefix("torch."), "ieee": given.ieee,
+            "model": name, "batch": batch, "threads": threads, "dtype": str(dtype).removeprefix("torch."),
+            "ieee": given.ieee,
             "errors": errors,
             "right": {
                 peer: each <= max(2 * errors["torch"], TOLERANCE)

@@ -24,8 +24,8 @@ def graph_of(text: str, seed: int = 0) -> Graph:
 
 
 def random_inputs(graph: Graph, seed: int = 1) -> dict[str, Any]:
-    """Normal values for each input."""
+    """Normal values for each input; of bool, whether they are above -1/2."""
     rng = np.random.default_rng(seed)
-    return {
-        name: rng.standard_normal(made.shape or ()).astype(np.float32) for name, made in graph.inputs.items()
-    }
+    drawn = {name: rng.standard_normal(made.shape or ()) for name, made in graph.inputs.items()}
+    is_bool = {name: made.dtype == "bool" for name, made in graph.inputs.items()}
+    return {name: each > -0.5 if is_bool[name] else each.astype(np.float32) for name, each in drawn.items()}

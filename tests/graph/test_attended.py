@@ -36,6 +36,10 @@ BARE = [
     ("onnx.MatMul(g, v)", "onnx.MatMul(p, v)"),
 ]
 ADDED = ('w = map("a + b")(s, m)\n', "")
+HIDDEN = [
+    ("input m: f32[2x1x1x7]", "input m: bool[2x1x1x7]"),
+    ('w = map("a + b")(s, m)', "w: f32[2x6x5x7] = torch.aten.where.hidden(s, m)"),
+]
 MASKED = "attention(keys=7, features=3, scale=0.25, bias_axes=bt)"
 FORMS = {
     "torch's export": ([], MASKED),
@@ -86,6 +90,18 @@ FORMS = {
              "ev = reshape((2, 6, 7, 3))(e2)\np = softmax"),
         ],
         MASKED.replace("keys=7", "keys=7, key_heads=2"),
+    ),
+    "scores where a mask is true": (HIDDEN, MASKED.replace("bias", "mask")),
+    "scores where a mask is true, no guard": (
+        [*HIDDEN, *BARE],
+        MASKED.replace("bias", "mask").replace(")", ", nan_unseen=True)"),
+    ),
+    "two masks": (
+        [
+            ("input m: f32[2x1x1x7]", "input m: f32[2x1x1x7]\ninput h: bool[2x1x1x7]"),
+            ("p = softmax(w)", "x: f32[2x6x5x7] = torch.aten.where.hidden(w, h)\np = softmax(x)"),
+        ],
+        None,
     ),
     "heads inside of queries": (
         [
@@ -162,6 +178,16 @@ def test_constant_masks(is_guarded: bool) -> None:
     nan = "" if is_guarded else ", nan_unseen=True"
     made = check(graph_of(PLAIN, changes, m=drawn))
     assert made == [f"attention(keys=7, features=3, scale=0.25, bias_axes=st{nan})"]
+
+
+@pytest.mark.parametrize("is_seeing", [True, False])
+def test_constant_masks_of_places(is_seeing: bool) -> None:
+    changes = [("input m: bool[2x1x1x7]", "constant m: bool[1x1x5x7]"), *BARE]
+    mask = np.tri(5, 7, 2, dtype=bool)[None, None]
+    told = "is_causal=True, keys=7, features=3, scale=0.25, offset=2"
+    if not is_seeing:
+        mask[0, 0, 1], told = False, "keys=7, features=3, scale=0.25, mask_axes=st, nan_unseen=True"
+    assert check(graph_of(PLAIN, [*HIDDEN, *changes], m=mask)) == [f"attention({told})"]
 
 
 def test_a_mask_that_hides_all_keys_gives_zeros() -> None:

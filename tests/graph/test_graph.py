@@ -11,7 +11,20 @@ from fuseplan.graph.graph import Graph
 from fuseplan.graph.layer import Layer
 from fuseplan.graph.node import Node, Origin
 from fuseplan.graph.op import GraphOp
-from fuseplan.graph.ops import OPS, Concat, Expand, Flip, Foreign, Map, Pad, Permute, Reduce, Reshape, Slice
+from fuseplan.graph.ops import (
+    OPS,
+    Concat,
+    Convert,
+    Expand,
+    Flip,
+    Foreign,
+    Map,
+    Pad,
+    Permute,
+    Reduce,
+    Reshape,
+    Slice,
+)
 from fuseplan.graph.type import Type, numpy_dtype, word_of
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.op import Op
@@ -89,6 +102,7 @@ def test_formulas_views_and_reductions() -> None:
         (Map("a * b + 1"), [x, y], x * y + 1),
         (Map("maximum(a, 0)"), [y], np.maximum(y, 0)),
         (Map("a ** 2 / b"), [y, x], y**2 / x),
+        (Convert("bf16"), [x], x),
         (Reshape((6, 4)), [x], x.reshape(6, 4)),
         (Permute((2, 0, 1)), [x], x.transpose(2, 0, 1)),
         (Slice(1, 1, 3), [x], x[:, 1:3]),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,6 +14,7 @@ from fuseplan.graph import horizontal
 from fuseplan.graph.cut import Cut
 from fuseplan.graph.find import find
 from fuseplan.graph.graph import Graph
+from fuseplan.graph.horizontal import DIFFERENT
 from fuseplan.graph.opened import OpenKernels
 from fuseplan.graph.place import Copy, Launch
 from fuseplan.graph.session import Session
@@ -83,10 +87,15 @@ def check(graph: Graph, cut: Cut) -> Session:
     report = books(cut, "cpu", libraries={})
     assert {row.state for row in report.operators} <= {"fused", "view"}
     assert len({row.name for row in report.operators}) == len(report.operators) == len(graph.nodes)
-    session = Session(cut)
+    session = check_run(graph, cut)
     launched = [step for step in session.placement.steps if isinstance(step, Launch)]
     assert report.launches.kernels == len(launched) == len(cut.sites)
-    inputs = random_inputs(graph)
+    return session
+
+
+def check_run(graph: Graph, cut: Cut) -> Session:
+    """A run is right."""
+    session, inputs = Session(cut), random_inputs(graph)
     made, exact = session(inputs), graph.evaluate(inputs)
     for name, want in exact.items():
         np.testing.assert_allclose(made[name], want, rtol=2e-5, atol=2e-5 * np.abs(want).max())
@@ -105,6 +114,44 @@ def test_projections_of_attention_are_one_launch_and_it_reads_them_where_they_li
     assert [row.sites for row in books(cut, "cpu", libraries={}).operators if row.name[0] in "qkv"] == [
         *[(1,)] * 6, *[()] * 6
     ]  # fmt: skip
+
+
+def turned(name: str) -> str:
+    """The pieces of a rotation of heads of 16 elements, by the angles of 32 places."""
+    return f"""
+        {name}a = slice(3, 0, 8)({name})
+        {name}b = slice(3, 8, 16)({name})
+        {name}n = map("-a")({name}b)
+        {name}h = concat(3)({name}n, {name}a)
+        {name}c = map("a * b")({name}, cos)
+        {name}s = map("a * b")({name}h, sin)
+        {name}r = map("a + b")({name}c, {name}s)
+    """.replace("        ", "")
+
+
+def test_queries_and_keys_are_turned_in_one_launch_where_they_lie() -> None:
+    angles = "input cos: f32[1x1x32x16]\ninput sin: f32[1x1x32x16]\n"
+    text = HEADS.replace(
+        "v = permute((0, 2, 1, 3))(v2)\n", "v = permute((0, 2, 1, 3))(v2)\n" + turned("q") + turned("k")
+    )
+    text = re.sub(r"bias\((\w+), \w+\)", r"relu(\1)", text).replace("(q, k, v)", "(qr, kr, v)")
+    graph = graph_of(text.replace("constant wq", angles + "constant wq"))
+    cut = find(graph, threads=1)
+    assert [(str(site.plan), site.results) for site in cut.sites] == [
+        ("f32[2x32x64] -> linear(192) -> relu", ("q1", "k1", "v1")),
+        ("f32[2x8x32x16, strides=6144:16:192:1 of bhsd] -> rotary(whole=True)", ("qr", "kr")),
+        (
+            "f32[2x4x32x16, strides=4096:16:128:1 of bhsc] -> attention(value_strides=(6144, 16, 192, 1))",
+            ("a",),
+        ),
+    ]
+    session = check(graph, cut)
+    assert {step.value for step in session.placement.steps if isinstance(step, Copy)} <= {"x", "cos", "sin"}
+    # Where the projections are the library's, and lie anywhere.
+    left = replace(
+        cut, sites=cut.sites[1:], left=cut.left | {id(node): DIFFERENT for node in cut.sites[0].nodes}
+    )
+    check_run(graph, left)
 
 
 def test_branches_that_convolutions_read_are_one_launch_and_the_result_in_place_is_none_of_it() -> None:

@@ -11,7 +11,7 @@ from torch import nn
 import fuseplan.torch as fused
 from arena_modules import SHAPE, Joining, close, made
 from fuseplan.torch import dynamo, kernels
-from fuseplan.torch.arenas import Arenas
+from fuseplan.torch.arenas import Arenas, _Arena
 from pretend_gpu import PretendQueue
 
 F = nn.functional
@@ -100,6 +100,43 @@ def test_a_recorded_call_has_memory_and_packed_weights_of_its_own(
     queue.capturing, waits = False, queue.waits
     close(whole(src), module(src))
     assert queue.waits > waits, "launches of calls before read what is dropped now"
+
+
+class Turned(nn.Module):  # type: ignore[misc]
+    """A layer whose result is scaled by a table that is computed of a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(20, 24)
+        self.register_buffer("angles", torch.randn(24))
+
+    def forward(self, src: torch.Tensor) -> torch.Tensor:
+        return (self.linear(src) * torch.cos(self.angles)).relu()
+
+
+def test_a_recorded_call_reads_what_calls_before_computed_of_weights(
+    queue: PretendQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = Turned().eval()
+    src, computed, real = torch.randn(4, 20), list[Any](), _Arena._made
+    monkeypatch.setattr(
+        _Arena, "_made", lambda own, node, *args: computed.append(node) or real(own, node, *args)
+    )
+    whole = fused.fuse(module, src)
+    lives = whole.fusion._planned._lives
+    tables = [node for node in lives.constant if node.target is torch.ops.aten.cos.default]
+
+    def call() -> set[Any]:
+        computed.clear()
+        with torch.no_grad():
+            torch.testing.assert_close(whole(src), module(src), rtol=1e-5, atol=1e-5)
+        return {*computed}
+
+    assert call().issuperset(tables)
+    queue.capturing = True
+    assert call().isdisjoint(lives.constant)
+    module.angles.mul_(2)
+    assert call().issuperset(tables), "no call before has this table"
 
 
 def test_views_that_a_gpu_reads_nowhere_are_copied_in_each_call(queue: PretendQueue) -> None:

@@ -39,9 +39,9 @@ class Turned(nn.Module):  # type: ignore[misc]
         angles = torch.outer(torch.arange(12.0), torch.tensor([1.0, 0.1, 0.01, 0.001])).repeat(1, 2)
         self.cos, self.sin = nn.Buffer(angles.cos()[None, None]), nn.Buffer(angles.sin()[None, None])
 
-    def turned(self, x: torch.Tensor) -> torch.Tensor:
+    def turned(self, x: torch.Tensor, *, is_back: bool = False) -> torch.Tensor:
         halves = torch.cat((-x[..., 4:], x[..., :4]), -1)
-        return x * self.cos + halves * self.sin
+        return x * self.cos - halves * self.sin if is_back else x * self.cos + halves * self.sin
 
     def forward(self, src: torch.Tensor) -> torch.Tensor:
         layers = (self.query, self.key, self.value)
@@ -109,17 +109,17 @@ def test_projections_are_one_launch_for_open_rows_and_stay_apart_in_training() -
 
 
 def test_grouped_heads_with_positions_are_ranges_of_one_launch() -> None:
-    """Attention reads the values where the product left them, inside of queries and keys."""
+    """Queries and keys are turned in one launch; attention reads all three where they were left."""
     torch.manual_seed(0)
     module, src = Turned(), torch.randn(3, 12, 32)
     whole = fuseplan.torch.fuse(module, src)
     assert [row.plan for row in whole.report.sites] == [
         "f32[3x12x32] -> linear(64)",
-        "f32[3x4x12x8, strides=768:8:64:1 of bhsd] -> rotary(whole=True)",
-        "f32[3x2x12x8, strides=768:8:64:1 of bhsd] -> rotary(whole=True)",
-        "f32[3x4x12x8, bshc of bhsc] -> attention(key_heads=2, value_strides=(768, 8, 64, 1))",
+        "f32[3x6x12x8, strides=768:8:64:1 of bhsd] -> rotary(whole=True)",
+        "f32[3x4x12x8, strides=576:8:48:1 of bhsc] -> "
+        "attention(key_heads=2, key_strides=(576, 8, 48, 1), value_strides=(768, 8, 64, 1))",
     ]
-    assert whole.report.launches.after == 4
+    assert whole.report.launches.after == 3
     with torch.no_grad():
         close(module, whole, src)
         close(module, torch.compile(module, backend="fuseplan"), src)
@@ -148,6 +148,104 @@ def test_branches_are_checked_and_timed_beside_torch(tmp_path: Path, monkeypatch
         assert site.measured.code == "slower" or not site.measured.said
         assert site.measured.error <= site.measured.allowed
         assert site.measured.peer_error < 1e-4
+    with torch.no_grad():
+        close(module, whole, src)
+
+
+class TurnedApart(Turned):
+    """Keys that are turned the other way than queries."""
+
+    def forward(self, src: torch.Tensor) -> torch.Tensor:
+        query, key, value = (
+            each(src).unflatten(2, (-1, 8)).transpose(1, 2) for each in (self.query, self.key, self.value)
+        )
+        made: torch.Tensor = functional.scaled_dot_product_attention(
+            self.turned(query), self.turned(key, is_back=True), value, enable_gqa=True
+        )
+        return made.transpose(1, 2).flatten(2)
+
+
+class Normed(Turned):
+    """As a Qwen3's: heads are normalized before they are turned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scales = nn.ParameterList([torch.rand(8) + 0.5 for _ in range(2)])
+
+    def normed(self, heads: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        wide = heads.float()
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return scale * wide.to(heads.dtype)
+
+    def forward(self, src: torch.Tensor) -> torch.Tensor:
+        query, key, value = (each(src).unflatten(2, (-1, 8)) for each in (self.query, self.key, self.value))
+        query, key = (
+            self.normed(*each).transpose(1, 2) for each in zip((query, key), self.scales, strict=True)
+        )
+        made: torch.Tensor = functional.scaled_dot_product_attention(
+            self.turned(query), self.turned(key), value.transpose(1, 2), enable_gqa=True
+        )
+        return made.transpose(1, 2).flatten(2)
+
+
+def test_heads_are_normalized_and_turned_in_one_launch_where_they_lie() -> None:
+    torch.manual_seed(0)
+    module, src = Normed(), torch.randn(3, 12, 32)
+    whole = fuseplan.torch.fuse(module, src)
+    behind = "-> rms_norm(affine=False, epsilon=1e-06) -> scale -> rotary(whole=True)"
+    assert [row.plan for row in whole.report.sites] == [
+        "f32[3x12x32] -> linear(64)",
+        f"f32[3x12x4x8, strides=768:64:8:1 of bshd] {behind}",
+        f"f32[3x12x2x8, strides=768:64:8:1 of bshd] {behind}",
+        "f32[3x4x12x8, bshc of bhsc] -> attention(key_heads=2, value_strides=(768, 8, 64, 1))",
+    ]
+    assert whole.report.launches.after == 4
+    with torch.no_grad():
+        close(module, whole, src)
+        close(module, torch.compile(module, backend="fuseplan"), src)
+    found, wanted = (
+        torch.autograd.grad(made(src).square().sum(), [*module.parameters()]) for made in (whole, module)
+    )
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+class TurnedValues(Turned):
+    """Values that are turned, and keys between them and queries that are not."""
+
+    def forward(self, src: torch.Tensor) -> torch.Tensor:
+        query, key, value = (
+            each(src).unflatten(2, (-1, 8)).transpose(1, 2) for each in (self.query, self.key, self.value)
+        )
+        made: torch.Tensor = functional.scaled_dot_product_attention(
+            self.turned(query), key, self.turned(value), enable_gqa=True
+        )
+        return made.transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("kind", [TurnedApart, TurnedValues])
+def test_rotations_that_differ_or_lie_apart_are_two_launches(kind: type[Turned]) -> None:
+    torch.manual_seed(0)
+    module, src = kind(), torch.randn(3, 12, 32)
+    whole = fuseplan.torch.fuse(module, src)
+    plans = [row.plan for row in whole.report.sites]
+    assert len([plan for plan in plans if "-> rotary(" in plan]) == 2
+    with torch.no_grad():
+        close(module, whole, src)
+
+
+def test_rotations_that_are_one_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them beside torch's operators for both, on the values of the example's call."""
+    monkeypatch.setenv("FUSEPLAN_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(sites.KEPT, "unsaved", {})
+    torch.manual_seed(0)
+    module, src = Turned(), torch.randn(3, 12, 32)
+    whole = fuseplan.torch.fuse(module, src, choose="measured")
+    cut = whole.fusion.cut
+    (rotary,) = (site for site in (*cut.sites, *cut.reverted) if "rotary" in str(site.plan))
+    assert len(rotary.results) == 2
+    assert rotary.measured.error <= rotary.measured.allowed
+    assert rotary.measured.peer_error < 1e-4
     with torch.no_grad():
         close(module, whole, src)
 

@@ -116,6 +116,62 @@ def test_masks_of_other_lengths_stay() -> None:
     assert "is_causal" not in str([site.plan for site in fused.fusion.cut.sites])
 
 
+class Filled(nn.Module):  # type: ignore[misc]
+    """Attention written out, whose scores are filled where a mask says so."""
+
+    def __init__(self, fill: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.fill = fill
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return self.fill(q @ k.transpose(-2, -1) / 4, mask).softmax(-1) @ v
+
+
+FILLS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "masked_fill": lambda scores, mask: scores.masked_fill(mask == 0, -torch.inf),
+    "masked_fill of bool": lambda scores, mask: scores.masked_fill(~mask.bool(), -torch.inf),
+    "where": lambda scores, mask: torch.where(mask.bool(), scores, -torch.inf),
+    "where, turned": lambda scores, mask: torch.where(mask == 0, -torch.inf, scores),
+}
+
+
+@pytest.mark.parametrize("fill", FILLS)
+@pytest.mark.parametrize(("shape", "axes"), [((2, 1, 1, Q), "bt"), ((2, 1, Q, Q), "bst"), ((Q, Q), "st")])
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_scores_that_are_filled_with_minus_infinity(
+    fill: str, shape: tuple[int, ...], axes: str, is_compiled: bool
+) -> None:
+    """NaN of a hidden key stays hidden; that of a query without a key is torch's."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(HEADS) for _ in range(3))
+    mask = torch.rand(shape).gt(0.4).int()
+    mask.view(-1, Q)[0] = 0
+    mask[..., -1] = 0
+    k[:, :, -1] = torch.nan
+    module = Filled(FILLS[fill]).eval()
+    torch._dynamo.reset()
+    with torch.no_grad():
+        if is_compiled:
+            made = torch.compile(module, backend="fuseplan")(q, k, v, mask)
+        else:
+            fused = fuseplan.torch.fuse(module, q, k, v, mask)
+            made = fused(q, k, v, mask)
+            (site,) = fused.report.sites
+            assert str(site.plan).endswith(f"attention(scale=0.25, mask_axes={axes}, nan_unseen=True)")
+        torch.testing.assert_close(made, module(q, k, v, mask), equal_nan=True)
+
+
+def test_other_fills_stay() -> None:
+    """A query without a key has the mean of the values then."""
+    module = Filled(lambda scores, mask: scores.masked_fill(mask == 0, LEAST)).eval()
+    q, k, v = (torch.randn(HEADS) for _ in range(3))
+    mask = torch.ones(Q, Q)
+    mask[1] = 0
+    fused = fuseplan.torch.fuse(module, q, k, v, mask)
+    assert not any("attention" in str(site.plan) for site in fused.report.sites)
+    torch.testing.assert_close(fused(q, k, v, mask), module(q, k, v, mask))
+
+
 def written(_: torch.Tensor) -> torch.Tensor:
     mask = torch.ones(Q, K, dtype=torch.bool)
     mask[1, 2] = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
@@ -52,3 +53,56 @@ def test_sums_and_largest_elements_are_plans() -> None:
         (gradient,) = torch.autograd.grad(sum(one.square().sum() for one in made), src)
         found.append([*made, gradient])
     torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-5)
+
+
+class Rooted(nn.Module):  # type: ignore[misc]
+    """A product and Llama's norm: computed in f32, and rounded before the weight."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear, self.weight = nn.Linear(width, width, bias=False), nn.Parameter(torch.rand(width) + 0.5)
+
+    def forward(self, src: torch.Tensor) -> torch.Tensor:
+        made = self.linear(src)
+        wide = made.to(torch.float32)
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return self.weight * wide.to(src.dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_norm_in_f32_of_fewer_bits_reads_and_writes_these(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    module, src = Rooted(64).eval().to(dtype), torch.randn(2, 5, 64).to(dtype)
+    whole = fused.fuse(module, src)
+    with torch.no_grad():
+        exact = module.double()(src.double())
+        module.to(dtype)
+        far, own = ((each(src).double() - exact).norm() / exact.norm() for each in (whole, module))
+    assert far <= own
+    word = {torch.bfloat16: "bf16", torch.float16: "f16"}[dtype]
+    assert [str(site.plan) for site in whole.fusion.cut.sites] == [
+        f"{word}[2x5x64] -> linear(64)",
+        f"{word}[2x5x64] -> rms_norm(affine=False, epsilon=1e-06) -> scale",
+    ]
+    assert not whole.fusion.cut.left
+
+
+class Converted(nn.Module):  # type: ignore[misc]
+    """Conversions in front of operators, behind them, and alone."""
+
+    def forward(self, src: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        scores = torch.softmax(src, -1, dtype=torch.float32).type_as(src)
+        return scores, (src * 2).float(), src.float().exp().half(), src.double()
+
+
+def test_conversions_are_parts_of_plans_and_no_plans_of_their_own() -> None:
+    torch.manual_seed(0)
+    module, src = Converted(), torch.randn(3, 5, 16).bfloat16()
+    whole = fused.fuse(module, src)
+    plans = [str(site.plan).partition(" -> ")[2] for site in whole.fusion.cut.sites]
+    assert plans == ["softmax", 'elementwise("x * 2") -> cast(f32)', 'elementwise("exp(x)") -> cast(f16)']
+    (alone,) = whole.fusion.cut.left.values()
+    assert alone.why.code == "no-plan"
+    with torch.no_grad():
+        for made, want in zip(whole(src), module(src), strict=True):
+            torch.testing.assert_close(made, want, rtol=2**-7, atol=0)

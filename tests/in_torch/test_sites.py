@@ -153,6 +153,28 @@ def test_weights_that_a_graph_packs_are_packed_again_for_other_calls(monkeypatch
         assert site._last is not None
 
 
+def test_tables_that_each_call_makes_anew_are_read_where_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU's kernel that takes an operand as torch stores it is not bound again for another one."""
+    monkeypatch.setattr(kernels, "_queue", lambda target: PretendQueue(0))
+    with contextlib.ExitStack() as stack:
+        for each in (kernels._kernel_of, kernels._compiled):
+            each.cache_clear()
+            stack.callback(each.cache_clear)
+        site = Site()
+        for _ in range(4):
+            src, angles = torch.randn(2, 3, 64, 32), torch.randn(64, 16)
+            (made,) = site("[bhsd] -> rotary", src, [angles.cos(), angles.sin()], [])
+            first, second = src.chunk(2, -1)
+            turned = (
+                first * angles.cos() - second * angles.sin(),
+                second * angles.cos() + first * angles.sin(),
+            )
+            torch.testing.assert_close(made, torch.cat(turned, -1))
+        assert site._known is not None
+        assert not site._known.packed
+        assert len(site._known.kernel._packed) == 1
+
+
 @pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor compiles kernels for the CPU with g++")
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own, of Inductor's imports
 def test_inductors_programs_have_sites() -> None:

@@ -75,9 +75,11 @@ class HostMemory:
                 array = empty(spec)
                 return array, address_of(array)
             if make_torch is None:
+                import torch
+
                 from fuseplan.tensors.torch_tensors import torch_maker
 
-                make_torch = torch_maker(spec, "cpu")
+                make_torch = torch_maker(spec, torch.device("cpu"))
             return make_torch(source)
 
         return make

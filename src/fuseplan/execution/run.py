@@ -164,7 +164,7 @@ class BoundPlan:
         return out
 
     def word_of(self, key: str) -> int:
-        """The place of the word that has the address of an operand per element."""
+        """The place of the word that has the address of an operand which lies as the kernel reads it."""
         return self._runner.required("operand", key)
 
     def __copy__(self) -> BoundPlan:

@@ -1,8 +1,9 @@
-"""Other plans for the same operators: on tensors as the framework has them, and without rounded factors."""
+"""Other plans for the same operators: on tensors as the framework has them, with exact factors, or apart."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+import math
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -15,6 +16,7 @@ from fuseplan.graph.node import Node
 from fuseplan.graph.ops import Slice
 from fuseplan.graph.type import FLOATS
 from fuseplan.graph.why import Reason
+from fuseplan.graph.write import Stage
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.ops.activation import Identity
 from fuseplan.plans.plan import FusionPlan
@@ -84,3 +86,15 @@ def _makers(graph: Graph, name: str) -> Iterator[Node]:
     maker = graph.made_by.get(name)
     if maker is not None:
         yield from _makers(graph, maker.inputs[0]) if isinstance(maker.op, Slice) else (maker,)
+
+
+def seconds_of(
+    src: TensorSpec, plans: Sequence[Sequence[Stage]], decided: Callable[[FusionPlan], Records | Unsupported]
+) -> float:
+    """The time of plans, of which those without a product read what the one before makes."""
+    seconds, made = 0.0, src
+    for stages in plans:
+        plan = FusionPlan(made if stages[0].op.kind == "elementwise" else src, *(each.op for each in stages))
+        records, made = decided(plan), plan.output
+        seconds += math.inf if isinstance(records, Unsupported) else records.choice.seconds
+    return seconds

@@ -16,7 +16,7 @@ from fuseplan.graph.layer import Layer
 from fuseplan.graph.node import Node, told
 from fuseplan.graph.norms import expression_of, in_order, leaves
 from fuseplan.graph.op import GraphOp, Tensor
-from fuseplan.graph.ops import PRODUCTS, SAFE_SOFTMAX, VIEWS, Foreign, Reshape
+from fuseplan.graph.ops import HIDDEN, PRODUCTS, SAFE_SOFTMAX, VIEWS, Foreign, Reshape
 from fuseplan.graph.pads import Anchor
 from fuseplan.graph.type import Type
 from fuseplan.graph.why import Reason, Why
@@ -70,10 +70,10 @@ class _Reading:
 def anchors(graph: Graph, node: Node) -> Iterator[Anchor] | Reason:
     """The attention that ends with a node: without a mask that places tell where it can be, then with it.
 
-    The scores may be scaled, as a product or in its factors, a mask may be added, and a softmax that is NaN
-    may be replaced by zeros, or be torch's safe one: NaN is that of a query that sees no key, for which
-    attention gives zeros, or NaN as well. Key and value may be views of heads in any order, each of which
-    several queries read.
+    The scores may be scaled, as a product or in its factors. A mask may be added, or be true where a score is
+    not replaced by minus infinity. A softmax that is NaN may be replaced by zeros, or be torch's safe one:
+    NaN is that of a query that sees no key, for which attention gives zeros, or NaN as well. Key and value
+    may be views of heads in any order, each of which several queries read.
 
     Nothing where the node is no product of a softmax; why there is none where it is.
     """
@@ -172,6 +172,11 @@ def _scores(graph: Graph, name: str, depth: int = DEPTH) -> _Scores | None:
         return None
     if _is_product(maker):
         return _Scores(maker, (maker, *views))
+    if isinstance(maker.op, Foreign) and maker.op.operator == HIDDEN:
+        found = _scores(graph, maker.inputs[0], depth - 1)
+        if found is None or found.mask:
+            return None
+        return replace(found, nodes=(*found.nodes, maker, *views), mask=maker.inputs[1])
     expression = expression_of(graph, maker)
     for inner, factor, mask in () if expression is None else _summed(expression):
         found = _scores(graph, inner, depth - 1)
@@ -211,6 +216,8 @@ def _scaled(expression: Scalar) -> tuple[str, float]:
 def _is_seeing(graph: Graph, mask: str) -> bool:
     """Whether each query is known to see a key: a softmax of nothing but minus infinity is NaN."""
     array = graph.constants.get(mask)
+    if graph.types[mask].dtype == "bool":
+        return array is not None and bool(array.any(-1).all())
     seen = (
         _is_above(graph, mask) if array is None else (np.asarray(array, np.float64) > -np.inf).any(-1).all()
     )

@@ -14,9 +14,10 @@ from fuseplan.execution.stages import Records
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.node import Node
 from fuseplan.graph.op import Tensor
-from fuseplan.graph.ops import Slice
+from fuseplan.graph.ops import Permute, Slice
+from fuseplan.graph.type import FLOATS, numpy_dtype, word_of
 from fuseplan.graph.why import Reason
-from fuseplan.graph.write import Bound, Joined, names_in
+from fuseplan.graph.write import Bound, Joined, Stage, names_in
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.stores.sites import Measured
@@ -40,7 +41,9 @@ class Site:
         records: what the stages made of it.
         nodes: in an order of execution.
         src, dst: names of the values that it reads and makes.
-        ranges: of dst, the values that it makes, where they are several: dst is no value of the graph then.
+        beside: src and the values that lie beside it along an axis, where the plan reads them as one tensor.
+        ranges: of dst, the values that it makes, where they are several, or one whose axes lie in another
+            order: dst is no value of the graph then.
         operands: by the plan's keys: the name of a value, several names, or an array that is bound once.
         ended: why the plan goes no further.
         other: finds the same site without operators folded into the weight; None where none are.
@@ -64,8 +67,9 @@ class Site:
     into: Range | None = None
     rules: tuple[str, ...] = ()
     opened: Records | Reason | None = field(default=None, compare=False)
-    ranges: Mapping[str, Slice] = field(default_factory=dict)
+    ranges: Mapping[str, Slice | Permute] = field(default_factory=dict)
     apart: Reason | None = field(default=None, compare=False)
+    beside: Joined | None = None
 
     @property
     def built(self) -> Records:
@@ -96,8 +100,8 @@ class Site:
     @property
     def reads(self) -> tuple[str, ...]:
         """The names of the values that it reads, each once."""
-        operands = (name for each in self.operands.values() for name in names_in(each))
-        return tuple(dict.fromkeys((self.src, *operands)))
+        bounds = (self.beside or self.src, *self.operands.values())
+        return tuple(dict.fromkeys(name for each in bounds for name in names_in(each)))
 
     @property
     def results(self) -> tuple[str, ...]:
@@ -106,13 +110,33 @@ class Site:
 
     def whole(self, results: Sequence[Tensor]) -> Tensor:
         """The results as the one tensor that a launch writes."""
-        return np.concatenate(results, self.plan.output.channel_axis) if self.ranges else results[0]
+        for op in self.ranges.values():
+            return (
+                np.concatenate(results, op.axis)
+                if isinstance(op, Slice)
+                else results[0].transpose(np.argsort(op.order))
+            )
+        return results[0]
 
     @property
     def joins(self) -> dict[str, tuple[int, int]]:
         """The operands that are several values, by key: how many, and the axis that joins them."""
         pairs = ((key, each) for key, each in self.operands.items() if isinstance(each, Joined))
         return {key: (len(each.names), each.axis) for key, each in pairs}
+
+
+def bound(plan: FusionPlan, stages: Sequence[Stage]) -> dict[str, Bound]:
+    """The operands of a plan's operators by its keys; constants of other dtypes in that of its arithmetic."""
+    src, operands = plan.src, dict[str, Bound]()
+    wide = src if src.dtype in FLOATS else plan.output  # what indices look up
+    dtype, kept = numpy_dtype(wide.compute_dtype), (src.dtype, wide.dtype, "bool")
+    shapes = {each.key: each.shape for each in plan.operands}
+    for step, stage in zip(plan.steps, stages, strict=True):
+        for name, each in stage.operands.items():
+            given = each.reshape(shapes[step.keys[name]]) if isinstance(each, np.ndarray) else each
+            is_wide = not names_in(given) and word_of(given.dtype) not in kept  # type: ignore[union-attr]
+            operands[step.keys[name]] = given.astype(dtype) if is_wide else given  # type: ignore[union-attr]
+    return operands
 
 
 @dataclass(frozen=True)

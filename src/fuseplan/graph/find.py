@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-
-import numpy as np
 
 from fuseplan.errors import PlanError, Unsupported
 from fuseplan.execution.stages import Records, decide
 from fuseplan.graph import attended, attention, layouts
-from fuseplan.graph.alternatives import as_it_lies, exact
-from fuseplan.graph.cut import Attempt, Cut, Site
+from fuseplan.graph.alternatives import as_it_lies, exact, seconds_of
+from fuseplan.graph.cut import Attempt, Cut, Site, bound
 from fuseplan.graph.formulas import formula_of
 from fuseplan.graph.fronts import Front, fronts, spines, src_of
 from fuseplan.graph.gates import of_halves, of_two
@@ -23,20 +20,21 @@ from fuseplan.graph.joins import in_place
 from fuseplan.graph.layer import Layer
 from fuseplan.graph.node import Node
 from fuseplan.graph.norms import in_order, spelled
-from fuseplan.graph.ops import VIEWS, Foreign
+from fuseplan.graph.ops import VIEWS, Convert, Foreign
 from fuseplan.graph.pads import Anchor, anchors
-from fuseplan.graph.region import Region, regions
-from fuseplan.graph.rotations import readings, rotation
+from fuseplan.graph.region import Region, is_widened, regions
+from fuseplan.graph.rotations import TURN, Rotation, ended_norms, normed, readings, rotation
 from fuseplan.graph.rules import Rule
-from fuseplan.graph.type import FLOATS, numpy_dtype, word_of
 from fuseplan.graph.why import Reason, Why
-from fuseplan.graph.write import Bound, Stage, Unwritten, names_in, taken_up, written
+from fuseplan.graph.write import Stage, Unwritten, taken_up, written
 from fuseplan.kernels.target import Target
 from fuseplan.kernels.template import Accuracy
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.ops.activation import Identity
+from fuseplan.ops.conversion import Cast
 from fuseplan.ops.matmul import Linear, Matmul, Product
 from fuseplan.plans.plan import FusionPlan
+from fuseplan.system.locks import cached_property
 
 
 def find(
@@ -109,14 +107,44 @@ class _Finder:
 
     def _rotations(self) -> None:
         for found in filter(None, (rotation(self.graph, node) for node in self.graph.nodes)):
-            stage = Stage(found.op, {"cos": found.cos, "sin": found.sin})
-            ended = Reason(Why.CONSUMER, found.dst)
-            for src in readings(self.graph, found):
-                site = self._site(src, [stage], found.nodes, found.src, found.dst, ended)
-                if isinstance(site, Site):
-                    self._keep(site)
-                    self.rotated[found.dst] = found.src
-                    break
+            stage, ended = (
+                Stage(found.op, {"cos": found.cos, "sin": found.sin}),
+                Reason(Why.CONSUMER, found.dst),
+            )
+            made = (
+                self._site(src, [stage], found.nodes, found.src, found.dst, ended)
+                for src in readings(self.graph, found)
+            )
+            alone = (site for site in made if isinstance(site, Site))
+            site = self._behind_norm(found, stage, ended) or next(alone, None)
+            if site is not None:
+                self._keep(site)
+                self.rotated[found.dst] = found.src
+
+    def _behind_norm(self, found: Rotation, stage: Stage, ended: Reason) -> Site | None:
+        """The site of a norm of heads and the rotation behind it, where it takes no longer than both."""
+        inner = normed(self.graph, found)
+        if inner is None or inner not in self._normed:
+            return None
+        (node, layer, pieces), region = self._normed[inner]
+        src = TensorSpec(self.graph.types[inner].shape or (), self.graph.types[inner].dtype, names="bshd")
+        try:
+            stages = [self._centre(node, layer), *written(self.graph, region, src, self.rules)]
+        except Unwritten:
+            return None
+        for values, nodes, front in self._fronts(node, layer, pieces):
+            norm, read = [*front, *stages], src_of(self.graph, values, front, src)
+            whole = (*nodes, *pieces, *region.nodes, self.graph.made_by[found.src], *found.nodes)
+            most = seconds_of(read, (norm, [stage]), self._decided)
+            made = self._site(read, [*norm, stage], in_order(self.graph, whole), values, found.dst, ended)
+            if isinstance(made, Site) and made.records.choice.seconds <= most:
+                return replace(made, dst=f"{inner} {found.dst}", ranges={found.dst: TURN})
+        return None
+
+    @cached_property
+    def _normed(self) -> Mapping[str, tuple[Anchor, Region]]:
+        """Norms in pieces, by the values that they end with."""
+        return ended_norms(self.graph, self.claimed)
 
     def _attentions(self) -> None:
         """The sites of attention that is written out, by the products that it ends with."""
@@ -174,6 +202,8 @@ class _Finder:
         """Keeps the site of an anchor with the largest region behind it; else, why there is none."""
         reason = None
         for region in regions(self.graph, node.outputs[0], self.claimed, is_inside=True):
+            if is_widened(self.graph, region.head):
+                continue
             found = self._with(node, layer, pieces, src, region, reason)
             if isinstance(found, Site):
                 on = partial(self._with, node, layer, pieces, region=region, before=reason)
@@ -240,20 +270,11 @@ class _Finder:
             nodes = in_order(self.graph, (node, *region.nodes, *found.nodes))
             reason = ended if found.end is region else found.end.ended
             site = self._site(src, found.stages, nodes, node.inputs[0], found.end.head, reason)
-            if isinstance(site, Site) and site.records.choice.seconds <= self._seconds(src, found.apart):
+            if isinstance(site, Site) and site.records.choice.seconds <= seconds_of(
+                src, found.apart, self._decided
+            ):
                 return site
         return None
-
-    def _seconds(self, src: TensorSpec, plans: Sequence[Sequence[Stage]]) -> float:
-        """The time of plans, of which those without a product read what the one before makes."""
-        seconds, made = 0.0, src
-        for stages in plans:
-            plan = FusionPlan(
-                made if stages[0].op.kind == "elementwise" else src, *(each.op for each in stages)
-            )
-            records, made = self._decided(plan), plan.output
-            seconds += math.inf if isinstance(records, Unsupported) else records.choice.seconds
-        return seconds
 
     def _centre(self, node: Node, layer: Layer) -> Stage:
         """The anchor with its operands; a product with a weight whose features come first."""
@@ -290,7 +311,9 @@ class _Finder:
         reasons = []
         for spine in spines(self.graph, node, self._known):
             for region in regions(self.graph, spine, self.claimed, is_inside=False):
-                if not any(each is node for each in region.nodes):
+                computing = [each for each in region.nodes if not isinstance(each.op, Convert)]
+                has_node = any(each is node for each in region.nodes)
+                if not computing or not has_node or is_widened(self.graph, region.head):
                     continue
                 found = self._pointwise(region)
                 if isinstance(found, Site):
@@ -298,6 +321,8 @@ class _Finder:
                     return
                 reasons.append(found)
         blamed = Reason(Why.BROADCAST, "no input has the shape of the result")
+        if isinstance(node.op, Convert):
+            blamed = Reason(Why.NO_PLAN, node.op.word)
         self.left[id(node)] = reasons[-1] if reasons else blamed
 
     def _never(self, node: Node) -> Reason | None:
@@ -338,24 +363,19 @@ class _Finder:
         ended: Reason,
     ) -> Site | Reason:
         """The site of a plan, or why the plan is refused."""
+        dtype = self.graph.types[head].dtype
         try:
             plan = FusionPlan(src, *(stage.op for stage in stages))
+            if plan.output.dtype != dtype:
+                stages = [*stages, Stage(Cast(dtype))]
+                plan = FusionPlan(src, *(stage.op for stage in stages))
         except PlanError as error:
             return self._no(nodes, Reason(Why.REFUSED, error.what))
         records = self._decided(plan)
         if isinstance(records, Unsupported):
             return self._no(nodes, Reason(Why.REFUSED, str(plan), records.refusals), str(plan))
-        wide = src if src.dtype in FLOATS else plan.output  # what indices look up
-        dtype, kept = numpy_dtype(wide.compute_dtype), (src.dtype, wide.dtype, "bool")
-        shapes = {each.key: each.shape for each in plan.operands}
-        operands: dict[str, Bound] = {}
-        for step, stage in zip(plan.steps, stages, strict=True):
-            for name, each in stage.operands.items():
-                given = each.reshape(shapes[step.keys[name]]) if isinstance(each, np.ndarray) else each
-                is_wide = not names_in(given) and word_of(given.dtype) not in kept  # type: ignore[union-attr]
-                operands[step.keys[name]] = given.astype(dtype) if is_wide else given  # type: ignore[union-attr]
         named = tuple(dict.fromkeys(stage.rule for stage in stages if stage.rule))
-        return Site(plan, records, nodes, start, head, operands, ended, rules=named)
+        return Site(plan, records, nodes, start, head, bound(plan, stages), ended, rules=named)
 
     def _decided(self, plan: FusionPlan) -> Records | Unsupported:
         """The records of a plan; blocks that a model repeats are decided once."""
@@ -373,7 +393,7 @@ class _Finder:
         return reason
 
     def _keep(self, site: Site) -> None:
-        if self.joins:
+        if self.joins and not site.ranges:
             site = in_place(self.graph, site, self._decided)
         self.sites.append(site)
         self.tried.append(Attempt(site.nodes, str(site.plan), site.ended, is_site=True))

@@ -11,7 +11,7 @@ from fuseplan.errors import PlanError
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.layer import Layer
 from fuseplan.graph.node import Node
-from fuseplan.graph.ops import LEAVES, Map
+from fuseplan.graph.ops import LEAVES, Convert, Map
 from fuseplan.graph.type import Type
 from fuseplan.op import Elementwise
 from fuseplan.scalar import REBUILD, Scalar, call, const, fold, indices_of, leaf
@@ -50,6 +50,9 @@ def formula_of(graph: Graph, node: Node) -> Formula | None:
     """The formula of a node; None where it has none."""
     if isinstance(node.op, Map):
         return _of_map(graph, node, node.op)
+    if isinstance(node.op, Convert):
+        (name,), rank = node.inputs, graph.types[node.inputs[0]].rank
+        return Formula(leaf(name), {name: spread(graph.types[name].shape or (), range(rank))})
     if isinstance(node.op, Layer) and isinstance(node.op.op, Elementwise):
         return _of_layer(graph, node, node.op, node.op.op)
     return None

@@ -55,8 +55,9 @@ def spines(graph: Graph, node: Node, known: Collection[str]) -> list[str]:
 
 
 def src_of(graph: Graph, name: str, stages: Sequence[Stage], src: TensorSpec) -> TensorSpec:
-    """The input of a plan of these operators, which is `src` but for indices."""
-    return graph.types[name].spec() if stages and isinstance(stages[0].op, Embedding) else src
+    """The input of a plan of these operators: `src` in the value's own dtype, or indices."""
+    read = graph.types[name]
+    return read.spec() if stages and isinstance(stages[0].op, Embedding) else src.with_dtype(read.dtype)
 
 
 def _before(graph: Graph, node: Node, known: Collection[str]) -> list[str]:

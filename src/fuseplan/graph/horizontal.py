@@ -15,14 +15,14 @@ from fuseplan.execution.stages import Records
 from fuseplan.graph.cut import Attempt, Site
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.layouts import strides_of
-from fuseplan.graph.memory import Buffer
+from fuseplan.graph.memory import Buffer, are_beside
 from fuseplan.graph.node import Node
 from fuseplan.graph.norms import in_order
 from fuseplan.graph.op import Tensor
 from fuseplan.graph.ops import VIEWS, Foreign, Slice
 from fuseplan.graph.type import Type, bits_of
 from fuseplan.graph.why import Reason, Why
-from fuseplan.graph.write import Bound, joined, names_in
+from fuseplan.graph.write import Bound, Joined, joined, names_in
 from fuseplan.language.layouts import same_strides
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.messages.quantities import seconds_text
@@ -31,6 +31,7 @@ from fuseplan.ops.activation import Identity
 from fuseplan.ops.attention import Attention
 from fuseplan.ops.conv import Conv
 from fuseplan.ops.matmul import Product
+from fuseplan.ops.parts import Rotary
 from fuseplan.plans.plan import FusionPlan
 
 NEAR = 0.01  # of the time: estimates that are this close tell nothing, and one launch is less than several
@@ -55,6 +56,8 @@ def together(graph: Graph, sites: Sequence[Site], decide: Decide) -> tuple[list[
             of_input.setdefault(site.src, []).append(site.dst)
     for names in of_input.values():
         found.join([found.sites[name] for name in names])
+    for site in [each for each in found.sites.values() if each.ranges]:
+        found.turn(site)
     return list(found.sites.values()), found.attempts
 
 
@@ -117,6 +120,53 @@ class _Sites:
         for name, reason in made.items() if len(members) > 1 else ():
             self.sites[name] = replace(self.sites[name], apart=reason)
 
+    def turn(self, joined: Site) -> None:
+        """Joins rotations of heads, such as queries and keys, that lie side by side in a joined result."""
+        lies = _results(joined)
+        for node in self.graph.nodes:
+            if isinstance(node.op, VIEWS) and node.inputs[0] in lies:
+                self._view(node, lies)
+        groups: dict[Any, list[Site]] = {}
+        for site in self.sites.values():
+            if site.src in lies and [type(op) for op in site.plan.ops] == [Rotary]:
+                src, bound = site.plan.src, tuple(site.operands.items())
+                key = site.plan.ops, src.names, src.element_strides, bound
+                groups.setdefault(key, []).append(site)
+        for members in groups.values():
+            made = self._side_by_side(sorted(members, key=lambda site: lies[site.src].ctypes.data), lies)
+            trial = made and self._tried(made, members, lies)
+            if made and trial and trial.gain > -NEAR * sum(site.records.choice.seconds for site in members):
+                for site in members:
+                    del self.sites[site.dst]
+                self.sites |= trial.sites
+                self.attempts.append(Attempt(made.nodes, str(made.plan), made.ended, is_site=True))
+
+    def _side_by_side(self, members: Sequence[Site], lies: Mapping[str, Tensor]) -> Site | None:
+        """Rotations as one of all their heads; None where these do not lie side by side."""
+        first, axis = members[0], members[0].plan.src.names.find("h")
+        if len(members) < 2 or axis < 0 or not are_beside([lies[site.src] for site in members], axis):
+            return None
+        order = {name: place for place, node in enumerate(self.graph.nodes) for name in node.outputs}
+        if max(order[site.src] for site in members) > min(order[site.dst] for site in members):
+            return None
+        src = first.plan.src
+        ends = [*itertools.accumulate((site.plan.src.shape[axis] for site in members), initial=0)]
+        shape = (*src.shape[:axis], ends[-1], *src.shape[axis + 1 :])
+        read = TensorSpec(shape, src.dtype, strides=src.element_strides, names=src.names)
+        records = self.decide(FusionPlan(read, *first.plan.ops))
+        if isinstance(records, Unsupported):
+            return None
+        pairs = zip(members, itertools.pairwise(ends), strict=True)
+        return replace(
+            first,
+            plan=records.plan,
+            records=records,
+            nodes=in_order(self.graph, [node for site in members for node in site.nodes]),
+            dst=" ".join(site.dst for site in members),
+            beside=Joined(tuple(site.src for site in members), axis),
+            ranges={site.dst: Slice(axis, *between) for site, between in pairs},
+        )
+
     def _joined(self, members: list[Site]) -> list[tuple[Site, Reason]]:
         """Joins sites of one plan; those that stay apart, and why."""
         left, reason = list[tuple[Site, Reason]](), DIFFERENT
@@ -178,14 +228,22 @@ class _Sites:
         is_matrix = isinstance(op, Product) and not op.transposed and len(shape) > 1
         return joined(self.graph, [site.operands[key] for site in members], 1 if is_matrix else 0)
 
-    def _tried(self, made: Site, members: Sequence[Site]) -> _Trial:
-        """A joined site, and all that reads its ranges, in the order of the graph."""
-        lies, owner = _results(made), {site.dst: site.dst for site in members}
+    def _tried(
+        self, made: Site, members: Sequence[Site], known: Mapping[str, Tensor] | None = None
+    ) -> _Trial:
+        """A joined site, and all that reads its ranges, in the order of the graph.
+
+        Args:
+            made: the joined site.
+            members: the sites in its place.
+            known: how values lie that other joined sites make.
+        """
+        lies, owner = {**(known or {}), **_results(made)}, {site.dst: site.dst for site in members}
         sites, costs, said = {made.dst: made}, dict.fromkeys(owner, 0.0), ""
         inside = {id(node): site for site in self.sites.values() for node in site.nodes}
         for node in self.graph.nodes:
             site = inside.get(id(node))
-            read = [name for name in (site.reads if site else node.inputs) if name in lies]
+            read = [name for name in (site.reads if site else node.inputs) if name in lies and name in owner]
             if not read or (site and (site.dst in sites or not {*site.results} & {*node.outputs})):
                 continue
             seconds, blamed = math.inf, read[0]
@@ -197,14 +255,15 @@ class _Sites:
                     is_moved = again.plan.output.element_strides != site.plan.output.element_strides
                     lies |= _results(again) if is_moved else {}
                 else:
-                    blamed, said = again, said or f"`{site.plan}` reads no range of {made.plan}: {again}"
+                    blamed = again if again in owner else blamed
+                    said = said or f"`{site.plan}` reads no range of {made.plan}: {again}"
             elif isinstance(node.op, VIEWS):
                 seconds = self._view(node, lies)
             else:  # NumPy's operators take ranges as they are
                 seconds = sum(map(self._copied, read)) if isinstance(node.op, Foreign) else 0.0
             owner |= dict.fromkeys(site.results if site else node.outputs, owner[blamed])
             costs[owner[blamed]] += seconds
-        for name in filter(lies.__contains__, self.graph.outputs):
+        for name in filter(owner.__contains__, filter(lies.__contains__, self.graph.outputs)):
             costs[owner[name]] += self._copied(name)
         before = sum(site.records.choice.seconds for site in members)
         gain = before - made.records.choice.seconds - sum(costs.values())

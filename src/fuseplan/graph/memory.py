@@ -52,6 +52,27 @@ class Buffer:
         return as_strided(memory, self.shape, [step * self.dtype.itemsize for step in self.strides])
 
 
+@dataclass(frozen=True)
+class Span:
+    """A view that reaches along an axis, to an extent, over what lies beside a tensor in its memory."""
+
+    axis: int
+    extent: int
+
+    def evaluate(self, given: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The view."""
+        (array,), shape = given, [*given[0].shape]
+        shape[self.axis] = self.extent
+        return (as_strided(array, shape, array.strides),)
+
+
+def are_beside(arrays: Sequence[Tensor], axis: int) -> bool:
+    """Whether each array begins where the one before ends along an axis, with the same strides."""
+    ends = [each.ctypes.data + each.shape[axis] * each.strides[axis] for each in arrays]
+    begins = [each.ctypes.data for each in arrays]
+    return begins[1:] == ends[:-1] and len({each.strides for each in arrays}) == 1
+
+
 def plan(buffers: Sequence[Buffer]) -> int:
     """Gives each buffer its offset, and returns the bytes of the arena.
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from fuseplan.errors import PlanError, Unsupported
 from fuseplan.graph.op import GraphOp, Tensor, check_count, float_type, wide
-from fuseplan.graph.type import Type, broadcast
+from fuseplan.graph.type import FLOATS, Type, broadcast, numpy_dtype
 from fuseplan.language.formula import parse_expression
 from fuseplan.messages.excerpt import shown
 from fuseplan.scalar import NUMPY, Scalar, fold, leaves_of
@@ -74,6 +74,31 @@ class Map(GraphOp):
         if expression.is_condition:
             raise PlanError("the formula is a comparison, not a number", got=made.formula)
         return cls.of(expression)
+
+
+@dataclass(frozen=True)
+class Convert(GraphOp):
+    """The same numbers in another floating-point dtype.
+
+    Plans compute in f32 or wider and round what they write, so inside of one a conversion changes nothing.
+    """
+
+    name: ClassVar[str] = "convert"
+
+    dtype: str
+
+    def infer(self, given: Sequence[Type]) -> tuple[Type, ...]:
+        """The type of src, in the dtype."""
+        (src,) = known(self, given)
+        float_type(self, given)
+        if self.dtype not in FLOATS:
+            raise PlanError("convert makes f64, f32, f16 or bf16", got=shown(self.dtype))
+        return (Type(src.shape, self.dtype, src.names),)
+
+    def evaluate(self, given: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Rounded to the dtype; float64 stays as it is, so that the exact meaning rounds nothing."""
+        (src,) = given
+        return (src if src.dtype == np.float64 else src.astype(numpy_dtype(self.dtype)),)
 
 
 @dataclass(frozen=True)
@@ -312,6 +337,8 @@ SAFE_SOFTMAX = (
     "torch.aten._safe_softmax.last"  # torch's, over the last axis: zeros where nothing is above -inf
 )
 
+HIDDEN = "torch.aten.where.hidden"  # scores where a mask is true, minus infinity elsewhere
+
 
 def _safe_softmax(scores: Tensor) -> Tensor:
     largest = np.max(scores, -1, keepdims=True)
@@ -323,6 +350,7 @@ def _safe_softmax(scores: Tensor) -> Tensor:
 MEANINGS: dict[str, Any] = {
     **dict.fromkeys(PRODUCTS, np.matmul),
     SAFE_SOFTMAX: _safe_softmax,
+    HIDDEN: lambda scores, seen: np.where(seen, scores, np.asarray(-np.inf, scores.dtype)),
     "onnx.IsNaN": np.isnan,
     "onnx.Where": np.where,
 }
@@ -341,5 +369,5 @@ def known(op: GraphOp, given: Sequence[Type]) -> Sequence[Type]:
     return given
 
 
-OPS: tuple[type[GraphOp], ...] = (Map, Reshape, Permute, Slice, Expand, Flip, Concat, Pad, Reduce)
+OPS: tuple[type[GraphOp], ...] = (Map, Convert, Reshape, Permute, Slice, Expand, Flip, Concat, Pad, Reduce)
 BY_WORD = {each.name: each for each in OPS}

@@ -10,7 +10,7 @@ import numpy as np
 from fuseplan.graph.cut import Cut, Range, Site
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.layouts import strides_of
-from fuseplan.graph.memory import Buffer
+from fuseplan.graph.memory import Buffer, Span, are_beside
 from fuseplan.graph.node import Node
 from fuseplan.graph.op import GraphOp, Tensor
 from fuseplan.graph.ops import Concat, Reshape, Slice
@@ -26,7 +26,7 @@ class Placed:
     """A value in the arena: a buffer, or views of one."""
 
     buffer: Buffer
-    views: tuple[GraphOp, ...] = ()
+    views: tuple[GraphOp | Span, ...] = ()
 
     def array(self, memory: Tensor) -> Tensor:
         """The tensor in the arena."""
@@ -163,14 +163,14 @@ class _Placer:
         return Placed(buffer)
 
     def _launch(self, site: Site) -> None:
-        src = self._as(site.src, site.plan.src)
+        src = self._beside(site) if site.beside else self._as(site.src, site.plan.src)
         named = {key: each for key, each in site.operands.items() if names_in(each)}
         declared = {each.key: each for each in site.plan.operands}
         bound, given = dict[str, Placed](), dict[str, Held]()
         for key, each in named.items():
             spec = declared[key].spec
             if isinstance(each, Joined):
-                given[key] = self._joined(each, f"{site.dst}.{key}")
+                given[key] = self._joined(each)
             elif spec is not None and isinstance(each, str):
                 bound[key] = self._as(each, spec)
             else:
@@ -181,14 +181,27 @@ class _Placer:
         self.made.at |= {name: replace(dst, views=(op,)) for name, op in site.ranges.items()}
         self._step(Launch(site, src, dst, bound, given))
 
-    def _joined(self, joined: Joined, name: str) -> Placed:
-        """Values that a plan reads as one operand: inputs of the graph, which each call gives."""
+    def _joined(self, joined: Joined, strides: Sequence[int] = ()) -> Placed:
+        """Values that a plan reads as one tensor, copied into one."""
         op = Concat(joined.axis)
         (made,) = op.infer([self.made.graph.types[each] for each in joined.names])
-        dst = self._new(made, strides_of(made))
+        dst = self._new(made, strides or strides_of(made))
         inputs = tuple(map(self._held, joined.names))
-        self._step(Compute(Node(op, joined.names, (name,)), inputs, dst))
+        self._step(Compute(Node(op, joined.names, (" ".join(joined.names),)), inputs, dst))
         return dst
+
+    def _beside(self, site: Site) -> Placed:
+        """The tensor that values make which lie side by side in one buffer; else copies of them."""
+        assert site.beside is not None  # by the caller
+        axis, parts = site.beside.axis, [self.made.at.get(name) for name in site.beside.names]
+        first, placed = parts[0], [each for each in parts if each is not None]
+        if first is not None and len(placed) == len(parts):
+            memories = {id(each.buffer): each.buffer.alone() for each in placed}
+            arrays = [each.viewed(memories[id(each.buffer)]) for each in placed]
+            if are_beside(arrays, axis):
+                span = Span(axis, site.plan.src.shape[axis])
+                return replace(first, views=(*first.views, span))
+        return self._joined(site.beside, site.plan.src.element_strides)
 
     def _as(self, name: str, spec: TensorSpec | Dense) -> Placed:
         """A value as an operator of plans takes it: a copy where it lies in another way, or anywhere.

@@ -10,6 +10,7 @@ from fuseplan.errors import PlanError
 from fuseplan.graph.formulas import Axes, Formula, formula_of
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.node import Node, told
+from fuseplan.graph.ops import Convert
 from fuseplan.graph.why import Reason, Why
 from fuseplan.op import Elementwise
 from fuseplan.scalar import REBUILD, Scalar, fold, leaf
@@ -160,6 +161,14 @@ class _Growth:
         if not readers:
             return Reason(Why.CONSUMER, "nothing reads it")
         return self.refused.get(id(readers[0])) or Reason(Why.CONSUMER, told(readers[0]))
+
+
+def is_widened(graph: Graph, name: str) -> bool:
+    """Whether a value is another one with more bits, which its readers convert as they read the other."""
+    node = graph.made_by.get(name)
+    if node is None or not isinstance(node.op, Convert) or name in graph.outputs:
+        return False
+    return graph.types[name].nbytes > graph.types[node.inputs[0]].nbytes
 
 
 def regions(graph: Graph, start: str, claimed: Collection[int], *, is_inside: bool) -> Iterator[Region]:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from fuseplan.graph.formulas import Axes, formula_of, trailing
 from fuseplan.graph.graph import Graph
+from fuseplan.graph.layer import Layer
 from fuseplan.graph.layouts import strides_in
 from fuseplan.graph.node import Node
-from fuseplan.graph.norms import expression_of, in_order, leaves
+from fuseplan.graph.norms import expression_of, in_order, leaves, spelled
 from fuseplan.graph.ops import Concat, Permute, Slice
+from fuseplan.graph.pads import Anchor
+from fuseplan.graph.region import Region, regions
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.ops.parts import Rotary
 from fuseplan.scalar import REBUILD, Scalar, const, fold, leaf, leaves_of
 
+TURN = Permute((0, 2, 1, 3))  # heads and positions
 NONE = Node(Slice(0, 0, 0), ("",), ())  # stands for the maker of an input
 
 
@@ -79,8 +83,31 @@ def readings(graph: Graph, found: Rotation) -> Iterator[TensorSpec]:
     made, strides = graph.types[found.src], strides_in(graph, found.src)
     if strides:
         yield TensorSpec(made.shape or (), made.dtype, strides=strides, names=found.names)
-    is_turned = found.names == "bhsd" and graph.made_by.get(found.src, NONE).op == Permute((0, 2, 1, 3))
+    is_turned = found.names == "bhsd" and graph.made_by.get(found.src, NONE).op == TURN
     yield TensorSpec(made.shape or (), made.dtype, "bshd of bhsd" if is_turned else found.names)
+
+
+def normed(graph: Graph, found: Rotation) -> str | None:
+    """The value, positions before heads, whose heads the rotation alone reads; None where there is none."""
+    maker = graph.made_by.get(found.src, NONE)
+    if found.names != "bhsd" or maker.op != TURN:
+        return None
+    (inner,) = maker.inputs
+    is_read = leaves(graph, inner, (maker,)) or leaves(graph, found.src, found.nodes)
+    return None if is_read else inner
+
+
+def ended_norms(graph: Graph, claimed: Collection[int]) -> dict[str, tuple[Anchor, Region]]:
+    """Norms in pieces, each with the formulas behind it, by the values that these end with."""
+    anchors = (
+        (Node(Layer(found.op), (found.src,), (found.dst,)), Layer(found.op), found.nodes)
+        for found in filter(None, (spelled(graph, node) for node in graph.nodes))
+    )
+    return {
+        region.head: (anchor, region)
+        for anchor in anchors
+        for region in regions(graph, anchor[0].outputs[0], claimed, is_inside=True)
+    }
 
 
 def _half(graph: Graph, name: str) -> tuple[Node, ...]:

@@ -148,7 +148,8 @@ def launch(site: Site, values: Mapping[str, Tensor]) -> Call:
         key: _bound(each, values).reshape(shapes[key]) if names_in(each) else aligned(each)
         for key, each in site.operands.items()
     }
-    call, src = site.compiled().bind(**operands), values[site.src].reshape(site.plan.src.shape)
+    src = _bound(site.beside or site.src, values).reshape(site.plan.src.shape)
+    call = site.compiled().bind(**operands)
     dst = empty(site.plan.output, src.device if is_torch(src) else None)
     return lambda: call(src, dst)
 
@@ -206,7 +207,7 @@ def _values(graph: Graph, site: Site, device: str | None, example: Mapping[str, 
 
 def _pieces(graph: Graph, site: Site, drawn: Mapping[str, Tensor]) -> Iterator[tuple[str, str, Tensor]]:
     """The values of a site, the plan's keys of them, and their parts of the tensors of these keys."""
-    for key, bound in (*site.operands.items(), ("src", site.src)):
+    for key, bound in (*site.operands.items(), ("src", site.beside or site.src)):
         axis, begin = bound.axis if isinstance(bound, Joined) else 0, 0
         for name in names_in(bound):
             end = begin + (graph.types[name].shape or ())[axis] if isinstance(bound, Joined) else None

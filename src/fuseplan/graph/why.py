@@ -17,7 +17,7 @@ class Why(Catalogue):
         "Write it in operators that have a row, or leave it to the library",
     )
     NO_PLAN = (
-        "no plan says joins, padding by itself and reductions of many axes: the library runs them",
+        "no plan says joins, padding, conversions alone and reductions of many axes: the library runs them",
         "Leave it to the library",
     )
     WEIGHT_NOT_CONSTANT = (

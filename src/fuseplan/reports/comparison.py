@@ -168,7 +168,7 @@ def _alone(site: Site, exact: Graph, want: Mapping[str, Any]) -> float | None:
     """The error of a site's plan on the right values; None where it does not run by itself."""
     elements = (each for each in site.plan.operands if each.per == "element")
     specs = {site.operands[each.key]: site.plan[each.step].dst for each in elements}
-    specs[site.src] = site.plan.src
+    specs |= {} if site.beside else {site.src: site.plan.src}
     values: dict[str, Any] = {}
     for name in site.reads:
         values[name] = want[name].astype(numpy_dtype(exact.types[name].dtype))

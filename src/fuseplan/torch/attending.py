@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from fuseplan.graph.attention import attention as graph_attention
-from fuseplan.graph.ops import SAFE_SOFTMAX, Foreign
+from fuseplan.graph.ops import HIDDEN, SAFE_SOFTMAX, Foreign
 from fuseplan.graph.why import Why
 from fuseplan.ops.attention import Attention
 from fuseplan.torch.given import Given, LeftError
@@ -20,6 +22,14 @@ def attention(given: Given) -> str:
     scale = given.number("scale") if given.has("scale") else 0.0
     op = Attention(is_causal=given.argument("is_causal"), scale=scale)
     return graph_attention(given, (query, key, value), None if mask is None else given.value(mask), op)
+
+
+def hidden(given: Given) -> str:
+    """Scores where a mask is true, and minus infinity elsewhere: what attention is found by."""
+    mask = given.maker("condition")
+    if given.number("other") != -inf or mask is None or not given.is_read(mask):
+        raise LeftError(Why.FORMULA, f"other={given.argument('other')}")
+    return given.add(Foreign(HIDDEN, (), (given.result,)), given.tensor("self"), given.value(mask))
 
 
 def safe_softmax(given: Given) -> str:

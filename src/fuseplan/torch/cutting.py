@@ -19,12 +19,12 @@ from fuseplan.graph.find import find
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.layer import Layer
 from fuseplan.graph.node import Node
-from fuseplan.graph.ops import Foreign
+from fuseplan.graph.ops import Expand, Foreign, Permute, Slice
 from fuseplan.graph.rules import Rule
 from fuseplan.graph.why import Reason, Why
 from fuseplan.graph.write import Joined
 from fuseplan.language.declarations import Operand, Result
-from fuseplan.language.layouts import dense, same_strides
+from fuseplan.language.layouts import dense
 from fuseplan.language.tensor import Dense, TensorSpec
 from fuseplan.ops.affine import Bias
 from fuseplan.ops.gradient import LinearWeightGradient
@@ -35,14 +35,15 @@ from fuseplan.torch.described import Described
 from fuseplan.torch.eager import Eager
 from fuseplan.torch.given import stands_for
 from fuseplan.torch.kernels import given_of, operators_text, target_of
+from fuseplan.torch.lying import ORDER, beside, by_stride, first, is_dense, joined, laid_out, order_of
 from fuseplan.torch.opening import Opened, joins_rows, opened_of, points
 from fuseplan.torch.operator import launched
 from fuseplan.torch.reader import ReadGraph, read
 
 aten = torch.ops.aten
 VIEWS = {aten.view.default: aten.reshape.default, aten._unsafe_view.default: aten.reshape.default}
+RESHAPES = (*VIEWS, aten.reshape.default, aten.unsqueeze.default)  # elements in their order
 COUNTED = (aten.as_strided.default, aten.as_strided_copy.default)  # views by places in memory
-ORDER = "fuseplan.order"  # in a node's meta: how a plan's result has its axes in memory; () with gaps
 WITHIN = "fuseplan.within"  # in a launch's meta: the operators that write into the value which joins it
 
 
@@ -167,6 +168,8 @@ def _is_slow_attention(site: Site) -> bool:
     """
     if not any(isinstance(node.op, Layer) and node.op.op.kind == "attention" for node in site.nodes):
         return False
+    if any(isinstance(node.op, Expand) for node in site.nodes):
+        return False  # torch's kernels read copies of keys and values, one for each head of queries
     records = site.built
     made, target = records.kernel.attention, records.target
     tiles = made.batch * made.heads * -(-made.queries // 64)
@@ -225,9 +228,10 @@ class _Writer:
         self._changing = changing  # the weights are others in each call
         self._constants: list[str] = []
         self._laid_out: dict[tuple[fx.Node, tuple[int, ...]], fx.Node] = {}
+        self._readings: dict[tuple[fx.Node, tuple[int, ...], torch.dtype], fx.Node] = {}
         self._output = next(iter(reversed(self._graph.nodes)))
         self._strides = {
-            node: _order_of(node.meta["val"])
+            node: order_of(node.meta["val"])
             for node in self._output.all_input_nodes
             if isinstance(node.meta.get("val"), torch.Tensor)
         }
@@ -249,23 +253,27 @@ class _Writer:
             text = operators_text(plan, opened.axes, site.joins)
             call = self._graph.call_function(launched, (text, src, operands))
             made = self._graph.call_function(first, (call,))
-            parts = (
-                self._graph.call_function(aten.slice.Tensor, (made, each.axis, each.begin, each.end))
-                for each in site.ranges.values()
-            )
-            results = [*parts] or [made]
+            results = [self._view(made, op) for op in site.ranges.values()] or [made]
         for head, result in zip(heads, results, strict=True):
             self._replace(head, result)
         if site.ranges:
-            for result in results:
-                result.meta[ORDER] = ()
+            is_lain = self._is_lain(src, site.plan.src)
+            for result, op in zip(results, site.ranges.values(), strict=True):
+                order = op.order if isinstance(op, Permute) and is_lain else ()
+                result.meta[ORDER] = tuple(map(order.index, range(len(order))))
         elif self._is_lain(src, site.plan.src):
-            made.meta[ORDER] = tuple(_by_stride(plan.output.element_strides))
+            made.meta[ORDER] = tuple(by_stride(plan.output.element_strides))
         if site.into:
             call.meta[WITHIN] = operators_text(site.plan, opened.axes, site.joins)
-            join, order = self._makers[site.into.value], tuple(_by_stride(plan.output.element_strides))
+            join, order = self._makers[site.into.value], tuple(by_stride(plan.output.element_strides))
             join.target, join.args, join.kwargs = joined, (join.args[0], site.into.axis, order), {}
             join.meta[ORDER] = order
+
+    def _view(self, made: fx.Node, op: Slice | Permute) -> fx.Node:
+        """A view of a plan's result."""
+        if isinstance(op, Permute):
+            return self._graph.call_function(aten.permute.default, (made, [*op.order]))
+        return self._graph.call_function(aten.slice.Tensor, (made, op.axis, op.begin, op.end))
 
     def _replace(self, head: fx.Node, made: fx.Node) -> None:
         """Puts a plan's result into the place of torch's."""
@@ -277,24 +285,27 @@ class _Writer:
 
     def _src(self, site: Site, opened: tuple[int, ...]) -> fx.Node:
         """The input: an elementwise plan reads it as it lies, where no layout was wanted."""
+        if site.beside:
+            parts = [self._makers[name] for name in site.beside.names]
+            return self._graph.call_function(beside, (parts, site.beside.axis))
         node, spec = self._makers[site.src], site.plan.src
         if joins_rows(site, self._makers):
-            told = [-1 if axis in opened else extent for axis, extent in enumerate(spec.shape)]
-            node = self._reshaped(node, spec.shape, told)
-        is_plain = tuple(_by_stride(spec.element_strides)) == tuple(range(spec.rank))
+            told = tuple(-1 if axis in opened else extent for axis, extent in enumerate(spec.shape))
+            node = self._read_as(node, spec.shape, node.meta["val"].dtype, told)
+        is_plain = tuple(by_stride(spec.element_strides)) == tuple(range(spec.rank))
         if is_plain and all(op.kind == "elementwise" for op in site.plan.ops):
             return node
         return self._lain(node, spec)
 
     def _is_lain(self, node: fx.Node, spec: TensorSpec) -> bool:
         """Whether the value is known to lie as a plan has it; calls may give inputs in any order."""
-        order = tuple(_by_stride(spec.element_strides))
+        order = tuple(by_stride(spec.element_strides))
         known = node.meta.get(ORDER), node.args[1] if node.target is laid_out else None
         return not spec.is_dense or order in known  # ranges are of plans' results
 
     def _lain(self, node: fx.Node, spec: TensorSpec | Dense) -> fx.Node:
         """The value with its axes in memory in the order that a plan has them in; a range as it lies."""
-        order = tuple(_by_stride(spec.element_strides))
+        order = tuple(by_stride(spec.element_strides))
         is_range = isinstance(spec, TensorSpec) and not spec.is_dense
         if is_range or node.meta.get(ORDER) == order:
             return node
@@ -315,24 +326,37 @@ class _Writer:
 
     def _value(self, value: str, operand: Operand | Result, opened: tuple[int, ...]) -> fx.Node:
         node, shape = self._makers[value], operand.shape
-        told = node.meta["val"]
-        if tuple(told.shape) != shape:
-            node = self._reshaped(node, shape, opened)  # (f, 1, 1) as (f,)
+        node = self._read_as(node, shape, node.meta["val"].dtype, opened)  # (f, 1, 1) as (f,)
         if operand.spec is not None:
             return self._lain(node, operand.spec)
-        dtype = DTYPES[operand.dtype]
-        if (node.op == "call_function" or self._changing) and dtype != told.dtype:
-            # A kernel converts it when it is bound; here it has other elements in each call.
-            node = self._graph.call_function(aten._to_copy.default, (node,), {"dtype": dtype})
-            node.meta["val"] = Described.of(shape, dense(shape, range(len(shape))), dtype, told.device)
-        return node
+        # A kernel converts it when it is bound; here it may have other elements in each call.
+        is_changing = node.op == "call_function" or self._changing
+        return self._read_as(node, shape, DTYPES[operand.dtype], opened) if is_changing else node
 
-    def _reshaped(self, node: fx.Node, shape: tuple[int, ...], told: Sequence[int]) -> fx.Node:
-        """The value in another shape, which a call of torch's is told with -1 for an open extent."""
-        was = node.meta["val"]
-        made = self._graph.call_function(aten.reshape.default, (node, told))
-        made.meta["val"] = Described.of(shape, dense(shape, range(len(shape))), was.dtype, was.device)
-        return made
+    def _read_as(
+        self, node: fx.Node, shape: tuple[int, ...], dtype: torch.dtype, told: tuple[int, ...]
+    ) -> fx.Node:
+        """The value in another shape or dtype: one call for all sites that read it so.
+
+        Args:
+            node: the value.
+            shape: of the example.
+            dtype: of the result.
+            told: the shape as a call of torch's is told it, with -1 for an open extent.
+        """
+        if (tuple(node.meta["val"].shape), node.meta["val"].dtype) == (shape, dtype):
+            return node
+        while node.target in RESHAPES:
+            node = node.args[0]
+        key, call, was = (node, told, dtype), node, node.meta["val"]
+        if key not in self._readings:
+            if tuple(was.shape) != shape:
+                call = self._graph.call_function(aten.reshape.default, (call, told))
+            if was.dtype != dtype:
+                call = self._graph.call_function(aten._to_copy.default, (call,), {"dtype": dtype})
+            call.meta["val"] = Described.of(shape, dense(shape, range(len(shape))), dtype, was.device)
+            self._readings[key] = call
+        return self._readings[key]
 
     def _constant(self, value: NDArray[Any]) -> fx.Node:
         name = f"constant_{len(self._constants)}"
@@ -348,63 +372,12 @@ class _Writer:
             self._restored(self._output, node, order)
         for node in list(self._graph.nodes):
             if node.target in COUNTED:
-                self._restored(node, node.args[0], _order_of(node.args[0].meta["val"]))
+                self._restored(node, node.args[0], order_of(node.args[0].meta["val"]))
 
     def _restored(self, reader: fx.Node, node: fx.Node, order: list[int]) -> None:
         """Torch's own results follow the order of a plan's; a tensor with gaps or repeats is its view."""
-        if node.op != "call_function" or not _is_dense(node.meta["val"], order):
+        if node.op != "call_function" or not is_dense(node.meta["val"], order):
             return
         with self._graph.inserting_before(reader):
             made = self._graph.call_function(laid_out, (node, tuple(order)))
         reader.replace_input_with(node, made)
-
-
-def _by_stride(strides: Sequence[int]) -> list[int]:
-    """The axes, that of the largest stride first."""
-    return sorted(range(len(strides)), key=lambda axis: (-int(strides[axis]), axis))
-
-
-def _is_dense(tensor: torch.Tensor, order: Sequence[int]) -> bool:
-    """Whether the elements lie without gaps, their axes in an order, outermost first."""
-    return same_strides(tensor.shape, tensor.stride(), dense(tensor.shape, order))
-
-
-def _order_of(tensor: torch.Tensor) -> list[int]:
-    return _by_stride(tensor.stride())
-
-
-def is_copied(node: fx.Node) -> bool:
-    """Whether `laid_out` copies the tensor that it is given: it lies in another order."""
-    value, order, *_ = node.args
-    assert isinstance(value, fx.Node)  # by the writer
-    tensor = value.meta["val"]
-    lies = value.meta.get(ORDER, _order_of(tensor))
-    return [each for each in lies if tensor.shape[each] > 1] != [
-        each for each in order if tensor.shape[each] > 1
-    ]
-
-
-def laid_out(tensor: torch.Tensor, order: tuple[int, ...], has_gaps: bool = False) -> torch.Tensor:
-    """The tensor with its axes in memory in an order, outermost first: itself where it lies so.
-
-    Args:
-        tensor: the tensor.
-        order: its axes.
-        has_gaps: a tensor in the order of its axes that is not dense will do.
-    """
-    if order == tuple(range(len(order))):
-        steps = [step for step, extent in zip(tensor.stride(), tensor.shape, strict=True) if extent > 1]
-        is_taken = has_gaps and steps == sorted(steps, reverse=True)
-        return tensor if is_taken else tensor.contiguous()  # no view, which FSDP warns of
-    back = sorted(range(len(order)), key=order.__getitem__)
-    return tensor.permute(order).contiguous().permute(back)
-
-
-def joined(tensors: list[torch.Tensor], axis: int, order: tuple[int, ...]) -> torch.Tensor:
-    """The tensors one behind the other along an axis, in a tensor with its axes in memory in an order."""
-    return laid_out(torch.cat(tensors, axis), order)
-
-
-def first(made: list[torch.Tensor]) -> torch.Tensor:
-    """The output of a plan."""
-    return made[0]

@@ -22,7 +22,7 @@ from fuseplan.torch.arenas import Arenas
 from fuseplan.torch.cutting import fused
 from fuseplan.torch.heads import join_losses
 from fuseplan.torch.intact import keep_attention, restore_attention
-from fuseplan.torch.masks import fold_masks, simplify_masks
+from fuseplan.torch.masks import fold_masks, hide_by_masks, simplify_masks
 from fuseplan.torch.reporting import report_of, trace
 from fuseplan.torch.trained import train_attention
 
@@ -67,6 +67,7 @@ def _compiled(
         return _boxed(given.forward)
     if is_inference:  # a backward pass is given the mask that the forward pass was
         simplify_masks(given.graph)
+        hide_by_masks(given.graph)
         given.recompile()
     how: dict[str, Any] = {"choose": options.choose, "rules": options.rules, "ranges": is_inference}
     how["inputs"] = example if _is_like(example, inputs) else ()

@@ -86,10 +86,10 @@ class Eager:
 
     def fused(self, site: Site, values: Mapping[str, Any]) -> Callable[[], Any]:
         """A call of the plan's operator, on tensors that lie as the plan has them."""
-        text, src = (
-            operators_text(site.plan, (), site.joins),
-            self._tensor(values[site.src], site.plan.src.dtype),
-        )
+        text, read = operators_text(site.plan, (), site.joins), site.beside
+        names = read.names if read else (site.src,)
+        tensors = [self._tensor(values[name], site.plan.src.dtype) for name in names]
+        src = torch.cat(tensors, read.axis) if read else tensors[0]
         given = [each for key in given_of(site.plan) for each in self._operand(site, key, values)]
 
         def call() -> Any:
@@ -124,7 +124,8 @@ class Eager:
     ) -> Iterator[torch.Tensor]:
         value = site.operands[operand.key]
         for name in names_in(value):
-            yield self._tensor(values[name], self._read.graph.types[name].dtype)
+            tensor = self._tensor(values[name], self._read.graph.types[name].dtype)
+            yield tensor.reshape(operand.shape) if isinstance(value, str) else tensor
         if not names_in(value):
             yield self._tensor(aligned(value), None)
 

@@ -24,7 +24,7 @@ from fuseplan.errors import ArgumentError
 from fuseplan.stores import cache
 from fuseplan.tensors.torch_tensors import alike
 from fuseplan.torch.called import UnseenError, outline, recorded, repeats
-from fuseplan.torch.masks import simplify_masks
+from fuseplan.torch.masks import hide_by_masks, simplify_masks
 from fuseplan.torch.own_backward import watched
 from fuseplan.torch.written import (
     UnwrittenError,
@@ -257,6 +257,7 @@ def _exported(
     sys.stderr.write(said.getvalue())
     _unchecked(program.graph_module.graph)
     simplify_masks(program.graph_module.graph)
+    hide_by_masks(program.graph_module.graph)
     signature = program.graph_signature
     changed = [*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()]
     if changed:

@@ -1,4 +1,4 @@
-"""Plans beside TorchInductor: products, convolutions and attention are plans, all else is Inductor's.
+"""Plans beside TorchInductor: products, convolutions, attention and rotations. All else is Inductor's.
 
 Inductor fuses reductions, pools and chains of elementwise operators with their neighbours.
 """
@@ -29,6 +29,7 @@ from fuseplan.graph.cut import Site
 from fuseplan.graph.layer import Layer
 from fuseplan.graph.node import Node
 from fuseplan.op import Op
+from fuseplan.ops.parts import Rotary
 from fuseplan.stores.cache import fingerprint
 from fuseplan.torch.cutting import fused
 from fuseplan.torch.eager import Eager
@@ -61,8 +62,8 @@ register_lowering(RUN, type_promotion_kind=None)(_lowered)
 
 
 def _is_taken(op: Op) -> bool:
-    """Whether plans compute an operator: a product, a convolution or attention."""
-    return op.kind == "attention" or "weight" in op.operand_fields
+    """Whether plans compute an operator: a product, a convolution, attention or a rotation."""
+    return op.kind == "attention" or "weight" in op.operand_fields or isinstance(op, Rotary)
 
 
 def has_weights(site: Site) -> bool:

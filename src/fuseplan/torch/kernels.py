@@ -182,7 +182,6 @@ class Kernel:
     Attributes:
         plan: the plan.
         constant: the places, among the tensors besides src, of operands that may be packed.
-        per_call: the places of the others, which each call reads, and their keys.
     """
 
     def __init__(
@@ -196,7 +195,6 @@ class Kernel:
         self._updated = tuple(each.key for each in plan.results if each.updated)
         self._per_call = {place: specs[key] for place, key in enumerate(self._keys) if key in specs}
         self.constant = tuple(place for place, key in enumerate(self._keys) if key not in specs)
-        self.per_call = [(place, self._keys[place]) for place in self._per_call]
         statistics = [each.key for each in plan.operands if isinstance(plan[each.step].op, BatchNorm)]
         self._uncounted = tuple(
             place for place, key in enumerate(self._keys) if key in statistics and key.startswith(UNCOUNTED)
@@ -211,7 +209,7 @@ class Kernel:
         if parameters or len(given) != len(self._keys):
             check_count(self.plan, self._keys, given, parameters)
         values: dict[str, Any] = {
-            self._keys[place]: lain(given[place], spec) for place, spec in self._per_call.items()
+            self._keys[place]: laid(given[place], spec) for place, spec in self._per_call.items()
         }
         values |= {key: values[key].clone() for key in self._updated}
         if parameters:
@@ -230,11 +228,21 @@ class Kernel:
         made, _, told, _ = Bindings(self._bind(given), {}, {}, False) if packs_late else self.held(given)
         apart = [place for place in self.constant if self._keys[place] not in made.lent]
         late = {self._keys[place]: given[place] for place in apart if place in changing}
-        lain = {place: lain(given[place], spec) for place, spec in self._per_call.items()}
+        lain = {place: laid(given[place], spec) for place, spec in self._per_call.items()}
         copied = [given[place] for place in apart if place not in changing]
         copied += [given[place] for place, each in lain.items() if each.data_ptr() != given[place].data_ptr()]
         further = made.further({self._keys[place]: each for place, each in lain.items()})
         return Bound(further, late, copied, [(given[place], elements) for place, elements in told.items()])
+
+    def packed(self, bound: BoundPlan) -> list[int]:
+        """The places of the operands of which a bound plan has copies, or a CPU may need one elsewhere."""
+        lent = bound.lent if self._queue else ()
+        return [place for place in self.constant if self._keys[place] not in lent]
+
+    def read(self, bound: BoundPlan) -> list[tuple[int, int]]:
+        """The places of the other operands, which it reads where they lie, and their words."""
+        packed = self.packed(bound)
+        return [(place, bound.word_of(key)) for place, key in enumerate(self._keys) if place not in packed]
 
     def held(self, given: Tensors) -> Bindings:
         """The plan with the constant operands bound, as they were packed before where they are the same."""
@@ -261,7 +269,7 @@ class Kernel:
 
     def reads_in_place(self, given: Tensors) -> bool:
         """Whether the plan gives its output alone, and reads operands per element where they lie."""
-        pairs = ((given[place], lain(given[place], spec)) for place, spec in self._per_call.items())
+        pairs = ((given[place], laid(given[place], spec)) for place, spec in self._per_call.items())
         makes_more = self.plan.results or self.plan.views
         return not makes_more and all(each.data_ptr() == made.data_ptr() for each, made in pairs)
 
@@ -357,7 +365,7 @@ def content(tensor: torch.Tensor) -> bytes:
     return made
 
 
-def lain(tensor: torch.Tensor, spec: TensorSpec | Dense) -> torch.Tensor:
+def laid(tensor: torch.Tensor, spec: TensorSpec | Dense) -> torch.Tensor:
     """The tensor, or a copy whose elements lie as the kernel reads them."""
     plain, strides = aligned(tensor), spec.element_strides
     if plain.shape != spec.shape or same_strides(spec.shape, plain.stride(), strides):

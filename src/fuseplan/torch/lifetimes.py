@@ -15,16 +15,17 @@ from torch.utils import _pytree as pytree
 from fuseplan.graph.memory import ALIGNMENT, Buffer
 from fuseplan.language.layouts import same_strides
 from fuseplan.tensors.torch_tensors import DTYPES
-from fuseplan.torch.cutting import WITHIN, first, joined, laid_out
+from fuseplan.torch.cutting import WITHIN
 from fuseplan.torch.kernels import ALIGNMENT as VECTOR
 from fuseplan.torch.kernels import given_of, operands_in, plan_on
+from fuseplan.torch.lying import beside, first, joined, laid_out
 from fuseplan.torch.operator import launched, readable
 
 aten = torch.ops.aten
 UNWRITTEN = (aten.empty.memory_format, aten.empty_strided.default)  # their elements are any
 GPU_LINE = 512  # bytes, as torch's allocator: a copy of rows that begin inside of a line takes longer
 # Of Python: functions of the tensors that they read, in memory of their own or in that of one of these.
-COPYING = (laid_out, first, joined, operator.getitem, launched)
+COPYING = (laid_out, first, joined, beside, operator.getitem, launched)
 LAYING = (laid_out, aten.clone.default)  # copies of their first arguments
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable
-from math import prod
+from math import inf, prod
+from typing import Any
 
 import torch
 from torch import fx, nn
@@ -24,6 +25,7 @@ CAUSAL = {  # the place of the flag
     aten.scaled_dot_product_attention.default: 5,
     aten._scaled_dot_product_efficient_attention.default: 6,
 }
+SOFTMAX = (aten.softmax.int, aten._softmax.default, aten._safe_softmax.default)
 LARGEST = 2**26  # elements of a mask that is looked at
 IN_PLACE = {
     operator.setitem,
@@ -48,6 +50,42 @@ def simplify_masks(graph: fx.Graph) -> None:
         elif is_causal:
             _set_causal(node, CAUSAL[node.target])
     graph.eliminate_dead_code()
+
+
+def number_of(node: fx.Node) -> float | None:
+    """The value of a node that is one floating-point number in each call; None of all others."""
+    made = node.meta.get("val")
+    if not isinstance(made, torch.Tensor) or made.ndim or not made.is_floating_point():
+        return None
+    with _disable_current_modes():
+        found = _constant(node, {})
+        return None if found is None else float(found)
+
+
+def hide_by_masks(graph: fx.Graph) -> None:
+    """Writes what a softmax reads, filled with minus infinity, by a mask that is true where it is not."""
+    for node in (each for each in graph.nodes if any(user.target in SOFTMAX for user in each.users)):
+        if node.target is aten.masked_fill.Scalar:
+            values, condition, filled = node.args
+        elif node.target is aten.where.ScalarSelf:
+            condition, filled, values = node.args
+        else:
+            continue
+        if filled == -inf:
+            with graph.inserting_before(node):
+                seen = _added(graph, aten.logical_not.default, condition)
+                made = _added(graph, aten.where.ScalarOther, seen, values, filled)
+            node.replace_all_uses_with(made)
+            graph.erase_node(node)
+
+
+def _added(graph: fx.Graph, target: Any, *args: Any) -> fx.Node:
+    """A node with its value's description."""
+    made = graph.call_function(target, args)
+    values = [each.meta["val"] if isinstance(each, fx.Node) else each for each in args]
+    with values[0].fake_mode:
+        made.meta["val"] = target(*values)
+    return made
 
 
 def fold_masks(given: fx.GraphModule) -> None:
@@ -110,16 +148,6 @@ def _may_write(node: fx.Node) -> bool:
     is_in_place = name.endswith("_") and not name.endswith("__") and not is_operator
     writes = is_in_place or target in IN_PLACE or "out" in node.kwargs
     return node.op != "output" and (writes or "functorch" in name_of(node))
-
-
-def number_of(node: fx.Node) -> float | None:
-    """The value of a node that is one floating-point number in each call; None of all others."""
-    made = node.meta.get("val")
-    if not isinstance(made, torch.Tensor) or made.ndim or not made.is_floating_point():
-        return None
-    with _disable_current_modes():
-        found = _constant(node, {})
-        return None if found is None else float(found)
 
 
 def _constant(node: fx.Node, known: dict[fx.Node, torch.Tensor | None]) -> torch.Tensor | None:

@@ -86,7 +86,7 @@ def joins_rows(site: Site, makers: dict[str, fx.Node]) -> bool:
 
 
 def _is_told(site: Site, opened: Opened, makers: dict[str, fx.Node]) -> bool:
-    """Whether src and operands that are reshaped have one open extent each at most: it follows from the rest."""
+    """Whether what is reshaped has one open extent at most, which follows from the others."""
     if len(opened.axes) > 1 and joins_rows(site, makers):
         return False
     shapes = dict(_shapes(site))

@@ -12,8 +12,9 @@ from torch import fx
 from fuseplan.reports.books import books
 from fuseplan.reports.report import Report
 from fuseplan.reports.rows import CopyRow
-from fuseplan.torch.cutting import Fusion, first, is_copied, joined, laid_out
+from fuseplan.torch.cutting import Fusion
 from fuseplan.torch.kernels import target_of
+from fuseplan.torch.lying import first, is_copied, joined, laid_out
 from fuseplan.torch.operator import launched
 
 

@@ -28,7 +28,7 @@ from fuseplan.ops.attention import Attention
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.tensors.torch_tensors import DTYPES, NAMES
 from fuseplan.torch.intact import SDPA, WITH_GRADIENTS, arguments_of, is_plain
-from fuseplan.torch.kernels import kernel_on, lain, operators_text, plan_on, target_of
+from fuseplan.torch.kernels import kernel_on, laid, operators_text, plan_on, target_of
 
 NAME, GRADIENTS = "fuseplan::trained_attention", "fuseplan::attention_gradients"
 WRT = ("src", "key", "value")
@@ -85,7 +85,7 @@ def _differentiated(
     made = _backward(plan)
     first, *nodes = made.graph.nodes
     live = dict(zip(first.inputs, (query, key, value, *beside), strict=True))
-    live |= {"out": out, "lse": lse, "grad": lain(grad, plan.output)}
+    live |= {"out": out, "lse": lse, "grad": laid(grad, plan.output)}
     for node in nodes:
         assert isinstance(node.op, Planned)  # these gradients have no views
         src, *given = (live[name] for name in node.inputs)
@@ -211,7 +211,7 @@ def _plan_of(told: Mapping[str, Any]) -> FusionPlan | None:
         call = _Call(tensors)
         op = Attention(is_causal=told["is_causal"], scale=told["scale"] or 0.0, return_lse=True)
         attention(call, ("query", "key", "value"), "mask" if "mask" in tensors else None, op)
-        plan = FusionPlan(_spec(query), call.op)
+        plan = FusionPlan(_spec(query), call.op or op)
         return plan if is_fast(plan, query.device) else None
     except (PlanError, Unsupported):
         return None

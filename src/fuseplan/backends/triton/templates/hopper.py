@@ -20,13 +20,13 @@ from fuseplan.backends.triton.templates.hopper_schedule import Knobs, Schedule
 from fuseplan.backends.triton.templates.hopper_tiles import (
     ALIGNED,
     HALF,
-    MAP_BYTES,
     MOST_AXES,
     MOST_STEP,
     Geometry,
     strides_fit,
 )
 from fuseplan.backends.triton.templates.hopper_writer import HopperWriter
+from fuseplan.backends.triton.templates.product_tiles import MAP_BYTES
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.packing import Packing, Pad, Reshape, Rounded, Transpose

@@ -331,8 +331,8 @@ class HopperGradientWriter(HopperRows):
         if self.is_key and self.made.is_padded:
             row = self.rows_at(number("team", self.knobs.groups))
             for name, layout in (("made", "layout"), ("value_made", "value_layout")):
-                exists = (row + self.vector(OWN, 1, layout) < self.image_keys).at(DOWN)
-                text.line(f"{name} = gl.where({exists}, {name}, 0.0)")
+                seen = (row + self.vector(OWN, 1, layout) < self.image_keys).at(DOWN)
+                text.line(f"{name} = gl.where({seen}, {name}, 0.0)")
         text.line(f"result = made{scaled}")
         channel = self.vector(lots.size, 0, "layout").at(ACROSS)
         exists = str(channel < self.made.size) if self.epilogue.operands else ""

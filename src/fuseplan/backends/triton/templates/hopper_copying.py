@@ -28,14 +28,11 @@ class Copying:
 
     Attributes:
         warps: that run it.
-        arrivals: at the barrier of a full stage.
-        registers: of a thread, where they are not those of one warp that copies.
         by_channels: whether all taps of some channels come before those of the next ones.
         names: of the arguments.
     """
 
-    warps = arrivals = 1
-    registers: tuple[int, int] | None = None
+    warps = 1
     by_channels = False
 
     def __init__(self, text: Text, schedule: Schedule, grid: int) -> None:
@@ -78,9 +75,9 @@ class Copying:
         )
         taps = self.geometry.taps // lines
         parts = range(0, ceil_div(self.geometry.channels, knobs.depth) * knobs.depth, knobs.depth)
-        pairs = product(range(taps), parts)
+        pairs = list(product(range(taps), parts))
         if self.by_channels:
-            pairs = ((tap, channel) for channel, tap in product(parts, range(taps)))
+            pairs = [(tap, channel) for channel, tap in product(parts, range(taps))]
         for place, ((tap, channel), line) in enumerate(product(pairs, range(lines))):
             where = self._weight_at(Index("row"), line * taps + tap, channel)
             text.line(f"tma.async_load({self.weight}, {where}, held, weight_ring.index({place}))")
@@ -168,16 +165,6 @@ class Gathering(Copying):
     """
 
     warps, by_channels = 4, True
-
-    @property
-    def registers(self) -> tuple[int, int]:
-        """Of a thread of a group but the first, and of these warps."""
-        return self.schedule.registers
-
-    @property
-    def arrivals(self) -> int:
-        """The warps' own, and that of the weight's bytes."""
-        return 1 if self.knobs.resident else 2
 
     def begin(self) -> None:
         """How boxes of src lie over the threads."""

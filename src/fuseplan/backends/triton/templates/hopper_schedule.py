@@ -125,8 +125,13 @@ class Schedule:
 
     @property
     def registers(self) -> tuple[int, int]:
-        """Where warps load src: registers of a thread of a group but the first, and of theirs."""
-        return LOADING[self.knobs.groups]
+        """Of a thread of a group but the first, and of the warps that copy or load."""
+        return (LOADING if self.geometry.gathers else REGISTERS)[self.knobs.groups]
+
+    @property
+    def arrivals(self) -> int:
+        """At the barrier of a full stage: of bytes, and of warps that load src."""
+        return 1 if self.knobs.resident or not self.geometry.gathers else 2
 
     @property
     def held_loads(self) -> int:
@@ -297,7 +302,7 @@ def specialized(
         given: the arguments of `consume`, which groups run.
         copying: those of `produce`.
         warps: that run it.
-        registers: of a thread of a group but the first, and of those; as `REGISTERS` has them without.
+        registers: of a thread of a group but the first, and of those; by `REGISTERS` without.
     """
     others = len(given) - 1
     multiplying, left = registers or REGISTERS[len(given)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise, product
 from math import prod
 
@@ -138,10 +138,13 @@ class Geometry:
         taps = (*conv.kernel[:-1], *(each // self.along for each in conv.kernel[-1:]))
         windows = taps, conv.stride, conv.dilation, [low for low, _ in conv.padding]
         letters = "zyx"[3 - len(src.spatial) :]
-        spread = ()
+        found += [Axis(*each) for each in zip(letters, *sizes, *windows, strict=True)]
         if self.joint:
-            spread = whole.stride, [-low for low, _ in whole.padding], dst.spatial
-        found += [Axis(*each) for each in zip(letters, *sizes, *windows, *spread, strict=True)]
+            spread = zip(found[1:], whole.stride, whole.padding, dst.spatial, strict=True)
+            found[1:] = [
+                replace(axis, stride=stride, begin=-low, extent=extent)
+                for axis, stride, (low, _), extent in spread
+            ]
         if self.reaching:
             found[:2] = found[1::-1]
         return tuple(found)

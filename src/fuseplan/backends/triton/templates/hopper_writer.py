@@ -180,7 +180,7 @@ class HopperWriter(Writer):
         self._allocate()
         given = [f"{self._taken(f'_{group}')}, {group}" for group in range(self.knobs.groups)]
         copying = self.copying
-        specialized(self.text, given, ", ".join(copying.names), copying.warps, copying.registers)
+        specialized(self.text, given, ", ".join(copying.names), copying.warps, self.schedule.registers)
 
     def _allocate(self) -> None:
         """The ring of tiles, the groups' tiles of dst, and the barriers between the warps."""
@@ -196,7 +196,7 @@ class HopperWriter(Writer):
         held = schedule.blocks if knobs.resident else knobs.stages
         ring(text, "weight_ring", weight, held * schedule.lines)
         counted(text, "empty", knobs.stages, knobs.groups if knobs.together else 1)
-        counted(text, "full", knobs.stages, self.copying.arrivals)
+        counted(text, "full", knobs.stages, schedule.arrivals)
         if knobs.resident:
             text.line(f"held = {barriers(0)}", "mbarrier.init(held, count=1)")
         if schedule.takes_turns:

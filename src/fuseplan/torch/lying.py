@@ -1,0 +1,83 @@
+"""How tensors lie in a graph with plans, and the functions that such a graph calls besides plans."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import fx
+
+from fuseplan.language.layouts import dense, same_strides
+
+ORDER = "fuseplan.order"  # in a node's meta: how a plan's result has its axes in memory; () with gaps
+
+
+def by_stride(strides: Sequence[int]) -> list[int]:
+    """The axes, that of the largest stride first."""
+    return sorted(range(len(strides)), key=lambda axis: (-int(strides[axis]), axis))
+
+
+def is_dense(tensor: torch.Tensor, order: Sequence[int]) -> bool:
+    """Whether the elements lie without gaps, their axes in an order, outermost first."""
+    return same_strides(tensor.shape, tensor.stride(), dense(tensor.shape, order))
+
+
+def order_of(tensor: torch.Tensor) -> list[int]:
+    """The axes of a tensor, that of the largest stride first."""
+    return by_stride(tensor.stride())
+
+
+def is_copied(node: fx.Node) -> bool:
+    """Whether `laid_out` copies the tensor that it is given: it lies in another order."""
+    value, order, *_ = node.args
+    assert isinstance(value, fx.Node)  # by the writer
+    tensor = value.meta["val"]
+    lies = value.meta.get(ORDER, order_of(tensor))
+    return [each for each in lies if tensor.shape[each] > 1] != [
+        each for each in order if tensor.shape[each] > 1
+    ]
+
+
+def laid_out(tensor: torch.Tensor, order: tuple[int, ...], has_gaps: bool = False) -> torch.Tensor:
+    """The tensor with its axes in memory in an order, outermost first: itself where it lies so.
+
+    Args:
+        tensor: the tensor.
+        order: its axes.
+        has_gaps: a tensor in the order of its axes that is not dense will do.
+    """
+    if order == tuple(range(len(order))):
+        steps = [step for step, extent in zip(tensor.stride(), tensor.shape, strict=True) if extent > 1]
+        is_taken = has_gaps and steps == sorted(steps, reverse=True)
+        return tensor if is_taken else tensor.contiguous()  # no view, which FSDP warns of
+    back = sorted(range(len(order)), key=order.__getitem__)
+    return tensor.permute(order).contiguous().permute(back)
+
+
+def joined(tensors: list[torch.Tensor], axis: int, order: tuple[int, ...]) -> torch.Tensor:
+    """The tensors one behind the other along an axis, in a tensor with its axes in memory in an order."""
+    return laid_out(torch.cat(tensors, axis), order)
+
+
+def beside(tensors: list[torch.Tensor], axis: int) -> torch.Tensor:
+    """The tensor that others make which lie one behind the other along an axis; else a copy of them.
+
+    So it is where torch records gradients: those of the others would be lost.
+    """
+    head = tensors[0]
+    ends = [each.storage_offset() + each.shape[axis] * each.stride(axis) for each in tensors]
+    begins, storages = (
+        [each.storage_offset() for each in tensors],
+        [each.untyped_storage() for each in tensors],
+    )
+    is_one = len({each._cdata for each in storages}) == len({each.stride() for each in tensors}) == 1
+    if torch.is_grad_enabled() or not is_one or begins[1:] != ends[:-1]:
+        return torch.cat(tensors, axis)
+    shape = [*head.shape]
+    shape[axis] = sum(each.shape[axis] for each in tensors)
+    return head.as_strided(shape, head.stride())
+
+
+def first(made: list[torch.Tensor]) -> torch.Tensor:
+    """The output of a plan."""
+    return made[0]
