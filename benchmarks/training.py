@@ -125,10 +125,10 @@ def most_bytes(module: nn.Module, call: Call) -> int:
         return 0
     module.zero_grad(set_to_none=True)
     torch.cuda.synchronize(device)
-    before = torch.cuda.memory_allocated(device)
+    before: int = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
     call()
-    most = torch.cuda.max_memory_allocated(device)
+    most: int = torch.cuda.max_memory_allocated(device)
     return int(most - before) + sum(each.nbytes for each in parameters)
 
 

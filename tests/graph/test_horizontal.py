@@ -149,7 +149,7 @@ def test_queries_and_keys_are_turned_in_one_launch_where_they_lie() -> None:
     assert {step.value for step in session.placement.steps if isinstance(step, Copy)} <= {"x", "cos", "sin"}
     # Where the projections are the library's, and lie anywhere.
     left = replace(
-        cut, sites=cut.sites[1:], left=cut.left | {id(node): DIFFERENT for node in cut.sites[0].nodes}
+        cut, sites=cut.sites[1:], left=dict(cut.left) | {id(node): DIFFERENT for node in cut.sites[0].nodes}
     )
     check_run(graph, left)
 

@@ -119,9 +119,12 @@ def test_a_recorded_call_reads_what_calls_before_computed_of_weights(
 ) -> None:
     module = Turned().eval()
     src, computed, real = torch.randn(4, 20), list[Any](), _Arena._made
-    monkeypatch.setattr(
-        _Arena, "_made", lambda own, node, *args: computed.append(node) or real(own, node, *args)
-    )
+
+    def watched(own: _Arena, node: Any, *args: Any) -> Any:
+        computed.append(node)
+        return real(own, node, *args)
+
+    monkeypatch.setattr(_Arena, "_made", watched)
     whole = fused.fuse(module, src)
     lives = whole.fusion._planned._lives
     tables = [node for node in lives.constant if node.target is torch.ops.aten.cos.default]

@@ -94,7 +94,7 @@ def test_on_a_gpu_cublas_has_products_that_nothing_is_fused_with(monkeypatch: py
         ]
 
     like = {"dtype": torch.bfloat16}
-    tensors = [torch.empty(*shape, **like) for shape in ((8192, 768), (3072, 768), (3072,), (8192, 3072))]  # type: ignore[call-overload]
+    tensors = [torch.empty(*shape, **like) for shape in ((8192, 768), (3072, 768), (3072,), (8192, 3072))]
     given = make_fx(step, tracing_mode="fake")(*tensors)
     few = make_fx(lambda g, w, x: g @ w + x, tracing_mode="fake")(
         tensors[3][:64], tensors[1], tensors[0][:64]

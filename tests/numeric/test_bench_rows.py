@@ -154,7 +154,14 @@ def test_narrow_results_go_through_files(name: str, text: str, tmp_path: Path) -
     out, results = evaluated(plan, random_arrays(plan, seed=3))
     made = [np.load(worker.part(place, number)) for number in range(2)]
     compared = zip(made, (out, *results.values()), dtypes_of(plan), strict=True)
-    assert wrong([deviation(each, want, dtype=dtype) for each, want, dtype in compared], plan) is None
+    assert (
+        wrong(
+            [deviation(each, want, dtype=dtype) for each, want, dtype in compared],
+            dtypes_of(plan),
+            plan.src.dtype,
+        )
+        is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -167,5 +174,8 @@ def test_narrow_results_go_through_files(name: str, text: str, tmp_path: Path) -
 )
 def test_each_result_is_judged_by_its_own_dtype(text: str, errors: tuple[float, ...]) -> None:
     plan = FusionPlan.parse(text)
-    assert wrong([*errors[:-1], 1e-6], plan) is None
-    assert wrong(errors, plan) == f"wrong: off by {errors[-1]:.1e} of the largest output"
+    assert wrong([*errors[:-1], 1e-6], dtypes_of(plan), plan.src.dtype) is None
+    assert (
+        wrong(errors, dtypes_of(plan), plan.src.dtype)
+        == f"wrong: off by {errors[-1]:.1e} of the largest output"
+    )

@@ -66,7 +66,7 @@ class Why(Catalogue):
         "choose='measured' times both and keeps the faster one",
     )
     ALONE = (
-        "a product of a training step has nothing to be fused with but a bias: on an H100 cuBLAS takes 0.98 "
+        "a product of a training step has nothing to be fused with but a bias: on an H200 cuBLAS takes 0.98 "
         "to 1.02 of the plan's time, and 0.42 to 0.56 of that of a weight's gradient",
         "choose='measured' times both and keeps the faster one",
     )

@@ -156,7 +156,7 @@ class CrossEntropyGradient(CrossEntropy):
     Results lse and loss, of that shape in the compute dtype.
     """
 
-    torch = onnx = None
+    torch = onnx = None  # type: ignore[assignment]
     overwrites = True
 
     loss = result("row")

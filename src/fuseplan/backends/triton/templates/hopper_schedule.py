@@ -194,14 +194,22 @@ class Schedule:
         held = self.blocks * self.lines * self.weight_bytes if knobs.resident else 0
         tiles = PART_TILES * prod(self.part) * self.part_columns
         tiles += len(self.copied) * prod(self.own) * self.own_columns
-        each = SCATTER_BYTES if self.geometry.scatters else tiles * self.itemsize
+        each = tiles * self.itemsize
+        if self.geometry.scatters:
+            each = self._scattered_bytes
         return self.stage_bytes * knobs.stages + held + knobs.groups * each + BARRIER_BYTES
+
+    @property
+    def _scattered_bytes(self) -> int:
+        """What the compiler takes for a group's threads to exchange a part of dst: all of it where it is turned."""
+        whole = prod(self.part) * self.part_columns * self.itemsize
+        return whole if self.knobs.swapped else SCATTER_BYTES
 
     def tensors(self, tail: tuple[Slot, ...]) -> tuple[Slot, ...]:
         """The kernel's tensors; `tail` are the epilogue's."""
         knobs, geometry = self.knobs, self.geometry
         moved = None if geometry.scatters else geometry.dst_map(self.part, self.part_columns)
-        keys = {each.key for each in (*self.copied, *self.kernel.saved.values())}
+        keys = {op.key for op in self.copied} | {output.key for output in self.kernel.saved.values()}
         boxes = [knobs.box, *[(self.more, *knobs.box[1:])] * knobs.reaching]
         maps = [None] if geometry.gathers else [geometry.src_map(box, knobs.depth) for box in boxes]
         return (
