@@ -68,8 +68,8 @@ def test_weights_are_packed_once_for_all_batches(
     """Of a message in memory, and of a file whose weights are mapped: these are known by their places."""
     packed, plain = list[str](), HostMemory.packed
 
-    def noted(self: HostMemory, packing: Any, buffer: Any, *, keep: bool) -> Any:
-        made = plain(self, packing, buffer, keep=keep)
+    def noted(self: HostMemory, packing: Any, buffer: Any, **how: bool) -> Any:
+        made = plain(self, packing, buffer, **how)
         packed.extend([str(packing.shape)] * (made.address != buffer.address))
         return made
 

@@ -16,6 +16,7 @@ from forced import forced, narrowed, refusal_of
 from fuseplan.backends.cpu import CPU
 from fuseplan.backends.triton import TRITON
 from fuseplan.backends.triton.template import GpuTemplate
+from fuseplan.backends.triton.templates.hopper import Hopper
 from fuseplan.execution.stages import decide
 from fuseplan.export.c import CObject
 from fuseplan.kernels.lower import lower
@@ -72,16 +73,17 @@ def test_every_plain_template_of_gpus(text: str, dtype: str) -> None:
     plan, target = plan_of(dtype, text), parse_target("triton:sm_90")
     kernel = lower(match(plan))
     kinds = [kind for kind in TRITON.templates if refusal_of(plan, kind, target) is None]
-    assert kinds
-    for kind in kinds:
+    plain = [kind for kind in kinds if kind is not Hopper]  # in Gluon: `test_hopper` emulates it
+    assert plain
+    for kind in plain:
         listed = list(kind.candidates(kernel, target, "default"))
         for template in {listed[0], listed[-1]}:
             assert isinstance(template, GpuTemplate)
             assert_interpreted(plan, template, slack=256)
 
 
-def test_hopper_leaves_saved_values_to_others() -> None:
-    text = "f16[1024x512] -> linear(512) -> bias -> save(pre) -> gelu"
+def test_hopper_leaves_saved_values_of_other_dtypes_to_others() -> None:
+    text = "f16[1024x512] -> linear(512) -> cast(f32) -> save(pre) -> cast(f16)"
     records = decide(text, "triton:sm_90")
     assert records.choice.template.name == "product"
     assert "saved" in [each.refusal.code for each in records.choice.considered if each.refusal]

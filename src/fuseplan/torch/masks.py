@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch._subclasses import FakeTensor
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fuseplan.torch.intact import SDPA, arguments_of, name_of
@@ -119,6 +118,8 @@ def _evaluated(mask: fx.Node) -> torch.Tensor | None:
         if node in needed:
             copies[node] = made.node_copy(node, copies.__getitem__)
     made.output(copies[mask])
+    from torch.fx.experimental.proxy_tensor import make_fx  # Dynamo has imported it where it asks for this
+
     with _disable_current_modes():
         traced = make_fx(fx.GraphModule(nn.Module(), made), tracing_mode="fake")()
         (output,) = traced.graph.find_nodes(op="output")

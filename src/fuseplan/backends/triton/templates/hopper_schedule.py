@@ -201,7 +201,7 @@ class Schedule:
 
     @property
     def _scattered_bytes(self) -> int:
-        """What the compiler takes for a group's threads to exchange a part of dst: all of it where it is turned."""
+        """What the compiler takes where threads exchange a part of dst: all of it where it is turned."""
         whole = prod(self.part) * self.part_columns * self.itemsize
         return whole if self.knobs.swapped else SCATTER_BYTES
 

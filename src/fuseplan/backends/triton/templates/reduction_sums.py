@@ -38,10 +38,12 @@ ADDED = 16  # numbers of each thread meanwhile, at most
 
 
 def shares(kernel: Kernel, target: Target, knobs: ReductionKnobs) -> int:
-    """Programs of a launch: as many as run at a time, or as there are tiles."""
+    """Programs of a launch: as many as run at a time, or as there are tiles, where that is known."""
+    most = target.processors * max(1, knobs.resident)
+    if kernel.open_axis is not None:
+        return most
     tiles = ceil_div(Lattice(kernel).cell_count, knobs.cells)
-    turns = ceil_div(tiles, target.processors * max(1, knobs.resident))
-    return ceil_div(tiles, turns)
+    return ceil_div(tiles, ceil_div(tiles, most))
 
 
 def shared_columns(kernel: Kernel, lattice: Lattice) -> list[str]:
