@@ -125,11 +125,11 @@ def most_bytes(module: nn.Module, call: Call) -> int:
         return 0
     module.zero_grad(set_to_none=True)
     torch.cuda.synchronize(device)
-    before: int = torch.cuda.memory_allocated(device)
+    before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
     call()
-    most: int = torch.cuda.max_memory_allocated(device)
-    return int(most - before) + sum(each.nbytes for each in parameters)
+    most: int = torch.cuda.max_memory_allocated(device) - before + sum(each.nbytes for each in parameters)
+    return most
 
 
 def main() -> int:

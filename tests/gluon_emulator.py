@@ -86,7 +86,7 @@ class Shared:
         assert np.shares_memory(view, self.data)
         return Shared(view)
 
-    def _reinterpret(self, dtype: object, shape: Sequence[int], layout: object) -> Shared:
+    def reinterpret(self, dtype: object, shape: Sequence[int], layout: object) -> Shared:
         """What begins where this view does, whatever lies behind it."""
         strides = [self.data.itemsize * int(np.prod(shape[place + 1 :])) for place in range(len(shape))]
         return Shared(np.lib.stride_tricks.as_strided(self.data, shape, strides))

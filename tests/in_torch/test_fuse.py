@@ -153,31 +153,6 @@ def test_heads_are_read_as_the_projections_left_them() -> None:
     ]
 
 
-class Mixed(nn.Module):  # type: ignore[misc]
-    """Torch's own module, which joins positions and images to rows, and its heads."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.heads = nn.LayerNorm(16), nn.MultiheadAttention(16, 2, batch_first=True)
-
-    def forward(self, src: torch.Tensor) -> torch.Tensor:
-        held = self.norm(src)
-        return src + self.heads(held, held, held, need_weights=False)[0]
-
-
-@pytest.mark.usefixtures("own_folder")
-def test_rows_that_torch_joins_are_read_with_the_axes_of_the_plan() -> None:
-    module, src = Mixed().eval(), torch.randn(3, 5, 16)
-    whole = fused.fuse(module, src)
-    assert "f32[5x3x16] -> linear(16) -> bias" in [str(site.plan) for site in whole.fusion.cut.sites]
-    with torch.no_grad():
-        _same(whole(src), module(src))
-        timed = fused.fuse(module, src, choose="measured")
-        _same(timed(src), module(src))
-    cut = timed.fusion.cut
-    assert all(site.measured.error is not None for site in (*cut.sites, *cut.reverted))
-
-
 class Cached(nn.Module):  # type: ignore[misc]
     """New queries on keys from before."""
 

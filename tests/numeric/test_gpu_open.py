@@ -9,6 +9,7 @@ import pytest
 from fuseplan.backends.triton.template import GpuTemplate
 from fuseplan.backends.triton.templates import TEMPLATES
 from fuseplan.backends.triton.templates.pointwise import GpuPointwise
+from fuseplan.backends.triton.templates.reduction import GpuReduction
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.lower import lower
 from fuseplan.kernels.match import match
@@ -95,3 +96,8 @@ def test_more_programs_than_a_part_has_go_on() -> None:
     for extent in EXTENTS:
         assert_interpreted("f16[*x64] -> bias -> relu", fewer, TARGET, extent=extent)
     assert fewer.emit(kernel, TARGET).at(10**6).grid == (2, 1, 1)
+
+
+@pytest.mark.parametrize("plan", ["f32[*x60] -> layer_norm", "f32[*x60] -> rms_norm_backward"])
+def test_programs_share_the_tiles_of_an_open_axis(plan: str) -> None:
+    assert_interpreted(plan, GpuReduction(2, 64, 1, 4, resident=1, ahead=3), TARGET, slack=64, extent=301)

@@ -352,11 +352,6 @@ SHARED = (
 )
 
 
-@pytest.mark.parametrize("plan", ["f32[*x60] -> layer_norm", "f32[*x60] -> rms_norm_backward"])
-def test_a_gpus_programs_share_the_tiles_of_an_open_axis(plan: str) -> None:
-    assert_interpreted(plan, GpuReduction(2, 64, 1, 4, resident=1, ahead=3), slack=64, extent=301)
-
-
 @pytest.mark.parametrize(("plan", "template"), INTERPRETED + SHARED)
 def test_a_gpus_text_in_the_interpreter(plan: str, template: GpuReduction) -> None:
     assert_interpreted(plan, template, slack=64)

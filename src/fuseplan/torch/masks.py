@@ -118,7 +118,7 @@ def _evaluated(mask: fx.Node) -> torch.Tensor | None:
         if node in needed:
             copies[node] = made.node_copy(node, copies.__getitem__)
     made.output(copies[mask])
-    from torch.fx.experimental.proxy_tensor import make_fx  # Dynamo has imported it where it asks for this
+    from torch.fx.experimental.proxy_tensor import make_fx  # noqa: PLC0415 - a solver's import: no second start has it
 
     with _disable_current_modes():
         traced = make_fx(fx.GraphModule(nn.Module(), made), tracing_mode="fake")()

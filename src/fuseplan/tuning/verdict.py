@@ -83,6 +83,11 @@ class Verdict(journal.Stored):
 
     @classmethod
     def from_json(cls, told: Any) -> Verdict:
+        """Of what `to_json` gave.
+
+        Raises:
+            ValueError: it is not that, or has a time that is not positive.
+        """
         found = super().from_json(told)
         if min(found.fused, *found.others.values()) <= 0:
             raise ValueError("a time is not positive")

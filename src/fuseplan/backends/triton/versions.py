@@ -22,6 +22,7 @@ RENAMED: tuple[tuple[Version, str, str], ...] = (
     ((3, 7), "gl.barrier(", "gl.thread_barrier("),
     ((3, 8), "tma.async_load(", "tma.async_copy_global_to_shared("),
     ((3, 8), "tma.async_store(", "tma.async_copy_shared_to_global("),
+    ((3, 9), ".reinterpret(", "._reinterpret("),
 )
 # The version that compiles some choices no more, and the knob that they have set. `reaching` views several
 # lines of a ring, from any line on: 3.8 wants a view as large as the line that it begins at, 3.9 none larger.

@@ -150,7 +150,7 @@ class Copying:
         ]
         for name, begin in begins:
             into = f"src_ring.index({Index('stage') * schedule.span + begin})"
-            view = f"{into}._reinterpret(src.dtype, {name}.block_type.shape, {name}.layout)"
+            view = f"{into}.reinterpret(src.dtype, {name}.block_type.shape, {name}.layout)"
             at = ", ".join(map(str, [line + begin, *rest]))
             text.line(f"tma.async_load({name}, [{at}], ready, {view})")
 
@@ -253,5 +253,5 @@ class Gathering(Copying):
         at = Index("stage") * schedule.span + begin if self.knobs.reaching else Index("stage")
         self.text.line(
             f"{read} = {ROUNDED.format(read)}",
-            f"src_ring.index({at})._reinterpret(gl.float32, {shape}, lines).store({read})",
+            f"src_ring.index({at}).reinterpret(gl.float32, {shape}, lines).store({read})",
         )

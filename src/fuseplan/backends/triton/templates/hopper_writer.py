@@ -156,7 +156,7 @@ class HopperWriter(Writer):
         if schedule.shares_tile and not self.knobs.swapped:
             first = first + number("group", self.knobs.groups) * schedule.own[0]
         shape = f"[{prod(schedule.own)}, {self.knobs.depth}]"
-        return f"src_ring.index({first})._reinterpret({self.element}, {shape}, lines)"
+        return f"src_ring.index({first}).reinterpret({self.element}, {shape}, lines)"
 
     # ---- the kernel
 
