@@ -1,6 +1,5 @@
 """Values that lie otherwise than a plan has them, and values that torch has no name for."""
 
-import pytest
 import torch
 from torch import nn
 
@@ -57,28 +56,3 @@ def test_elements_may_share_memory() -> None:
         for each in (example, given, example[:1].expand(3, 5, 8)):
             with torch.no_grad():
                 torch.testing.assert_close(made(each), module(each))
-
-
-class Mixed(nn.Module):  # type: ignore[misc]
-    """Torch's own module, which joins positions and images to rows, and its heads."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.heads = nn.LayerNorm(16), nn.MultiheadAttention(16, 2, batch_first=True)
-
-    def forward(self, src: torch.Tensor) -> torch.Tensor:
-        held = self.norm(src)
-        return src + self.heads(held, held, held, need_weights=False)[0]
-
-
-@pytest.mark.usefixtures("own_folder")
-def test_rows_that_torch_joins_are_read_with_the_axes_of_the_plan() -> None:
-    module, src = Mixed().eval(), torch.randn(3, 5, 16)
-    whole = fused.fuse(module, src)
-    assert "f32[5x3x16] -> linear(16) -> bias" in [str(site.plan) for site in whole.fusion.cut.sites]
-    with torch.no_grad():
-        torch.testing.assert_close(whole(src), module(src), rtol=1e-4, atol=1e-4)
-        timed = fused.fuse(module, src, choose="measured")
-        torch.testing.assert_close(timed(src), module(src), rtol=1e-4, atol=1e-4)
-    cut = timed.fusion.cut
-    assert all(site.measured.error is not None for site in (*cut.sites, *cut.reverted))
