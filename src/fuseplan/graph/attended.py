@@ -80,10 +80,10 @@ class _Reading:
 def anchors(graph: Graph, node: Node) -> Iterator[Anchor] | Reason:
     """The attention that ends with a node: without a mask that places tell where it can be, then with it.
 
-    The scores may be scaled, as a product or in its factors, and have a softcap. A mask may be added, or be true where a score is
-    not replaced by minus infinity. A softmax that is NaN may be replaced by zeros, or be torch's safe one:
-    NaN is that of a query that sees no key, for which attention gives zeros, or NaN as well. Key and value
-    may be views of heads in any order, each of which several queries read.
+    The scores may be scaled, as a product or in its factors, and have a softcap. A mask may be added, or be
+    true where a score is not replaced by minus infinity. A softmax that is NaN may be replaced by zeros, or
+    be torch's safe one: NaN is that of a query that sees no key, for which attention gives zeros, or NaN as
+    well. Key and value may be views of heads in any order, each of which several queries read.
 
     Nothing where the node is no product of a softmax; why there is none where it is.
     """

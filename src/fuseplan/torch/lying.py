@@ -29,7 +29,7 @@ def order_of(tensor: torch.Tensor) -> list[int]:
 
 
 def known_order(node: fx.Node) -> list[int]:
-    """The axes in memory of a plan's result, or of it with its axes in another order; none of other values."""
+    """The axes in memory of a plan's result, or of it with its axes permuted; none of other values."""
     if node.target is aten.permute.default:
         moved, axes = node.args
     elif node.target is aten.transpose.int:
