@@ -48,10 +48,10 @@ def as_it_lies(
         on: the site for another src; None where there is no other.
     """
     src, dst = site.plan.src, site.plan.output
-    is_kept = src.dtype not in FLOATS or not src.is_channels_last or src.rank < 3  # indices lie as they do
+    if on is None or site.into or src.dtype not in FLOATS or not src.is_channels_last or src.rank < 3:
+        return site  # indices lie as they do
     around = [*_readers(graph, site.dst), *(maker for name in site.reads for maker in _makers(graph, name))]
-    is_alone = all(is_apart(node) and id(node) not in claimed for node in around)
-    if on is None or site.into or is_kept or not is_alone:
+    if not all(is_apart(node) and id(node) not in claimed for node in around):
         return site
     moved = [src] if site.src not in last else []
     moved += [dst] if site.dst in graph.outputs and site.dst not in last else []
