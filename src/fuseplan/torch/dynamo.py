@@ -96,7 +96,7 @@ def _is_alone(
 ) -> bool:
     """Whether plans leave Inductor nothing to fuse: no operator of a call's that reads another one's result.
 
-    Launches of plans in an arena take a third of the host's time of those in Inductor's programs.
+    Launches in an arena take less of the host's time than those in Inductor's programs.
     """
     if options.choose == "measured":  # sites are timed beside Inductor's kernels
         return False
@@ -168,11 +168,11 @@ def compile_graph(
         given: the graph.
         inputs: tensors like those of its calls.
         options: `rest` names what computes the operators that no plan does: `torch`, its operators one by one
-            (the default), or `inductor`, which also computes plans without weights. `choose` is that of
-            `fuseplan.torch.fuse`; beside Inductor, a site is timed beside the kernels that Inductor makes of
-            its operators, and then the graph beside Inductor's own of the whole graph. `dryrun=True` prints
-            the report on each graph; nothing is compiled, and torch runs the graph. `rules` is what
-            `fuseplan.rule` made.
+            (the default), or `inductor`, which also computes plans without weights, unless plans leave it
+            nothing to fuse. `choose` is that of `fuseplan.torch.fuse`; beside Inductor, a site is timed
+            beside the kernels that Inductor makes of its operators, and then the graph beside Inductor's own
+            of the whole graph. `dryrun=True` prints the report on each graph; nothing is compiled, and torch
+            runs the graph. `rules` is what `fuseplan.rule` made.
         mode: refused: torch's modes are Inductor's.
 
     Raises:

@@ -221,6 +221,7 @@ class _Values:
         for each in node.all_input_nodes:
             yield from storages(self.found[each])
 
+    @torch.no_grad()  # so are the calls: `beside` gives no view where torch records gradients
     def _made(self, node: fx.Node, module: fx.GraphModule) -> Any:
         if node.op == "get_attr":
             return pytree.tree_map_only(torch.Tensor, _empty, getattr(module, str(node.target)))
