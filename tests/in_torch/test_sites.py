@@ -79,6 +79,14 @@ def test_a_site_sees_all_that_changes() -> None:
     _check(site, torch.randn(5, 20), _given())
 
 
+def test_an_axis_of_one_element_has_any_stride() -> None:
+    """Inductor writes 0."""
+    site, src, weight = Site(), torch.randn(6, 20), torch.randn(16, 20)
+    for step in (0, 1, 120, 7, 0):
+        (made,) = site("[bsc] -> linear(16)", src.as_strided((1, 6, 20), (step, 20, 1)), [weight], [])
+        torch.testing.assert_close(made, F.linear(src, weight)[None], rtol=1e-5, atol=1e-5)
+
+
 def test_a_site_has_gradients_and_meta_tensors() -> None:
     site, src, given = Site(), torch.randn(5, 20), _given()
     _check(site, src, given)
