@@ -20,6 +20,7 @@ from fuseplan.graph.rules import Rule
 from fuseplan.graph.why import Reason
 from fuseplan.torch.arenas import Arenas
 from fuseplan.torch.cutting import fused
+from fuseplan.torch.einsum import write_products
 from fuseplan.torch.heads import join_losses
 from fuseplan.torch.intact import keep_attention, restore_attention
 from fuseplan.torch.masks import fold_masks, hide_by_masks, simplify_masks
@@ -181,6 +182,7 @@ def _with_plans(
         how: the options.
         lost: why Inductor has the whole graph, for the report.
     """
+    write_products(given)
     fold_masks(given)
     keep_attention(given, inputs)
     join_losses(given, inputs)
