@@ -107,3 +107,39 @@ def test_on_a_gpu_cublas_has_products_that_nothing_is_fused_with(monkeypatch: py
     assert Why.ALONE in {each.why for each in cut.left.values()}
     assert not packed.sites
     assert {each.why for each in packed.left.values()} == {Why.PACKED}
+
+
+class Gated(nn.Module):  # type: ignore[misc]
+    """A normalization and a gated layer, whose product and whose normalized src are no matrix product's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(16)
+        self.gate, self.up, self.down = nn.Linear(16, 64), nn.Linear(16, 64), nn.Linear(64, 16)
+
+    def forward(self, src: torch.Tensor) -> torch.Tensor:
+        made = self.norm(src)
+        return src + self.down(F.silu(self.gate(made)) * self.up(made))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's own, of Inductor's imports
+@pytest.mark.parametrize("rest", ["torch", "inductor"])
+def test_what_elementwise_operators_make_of_kept_values_is_not_kept(rest: str) -> None:
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    module, src = Gated(), torch.randn(2, 32, 16, requires_grad=True)
+    own = {each.untyped_storage().data_ptr() for each in (src, *module.parameters())}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    compiled = torch.compile(module, backend="fuseplan", options={"rest": rest}, dynamic=False)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        made = compiled(src)
+    inner, statistic = 2 * 32 * 64 * 4, 2 * 32 * 4
+    assert sum(size for at, size in kept.items() if at not in own) <= 2 * inner + statistic
+    wanted = [src, *module.parameters()]
+    found = [torch.autograd.grad(each.square().sum(), wanted) for each in (made, module(src))]
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-4)
