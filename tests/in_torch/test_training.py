@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
+from torch._functorch.aot_autograd import aot_function, make_boxed_func
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fuseplan.graph.why import Why
 from fuseplan.torch import cutting, dynamo
 from fuseplan.torch.cutting import Fusion, fused
+from fuseplan.torch.partition import partitioned
 
 F = nn.functional
 
@@ -143,3 +145,23 @@ def test_what_elementwise_operators_make_of_kept_values_is_not_kept(rest: str) -
     wanted = [src, *module.parameters()]
     found = [torch.autograd.grad(each.square().sum(), wanted) for each in (made, module(src))]
     torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-4)
+
+
+def test_tables_of_a_rotation_are_kept_and_other_cosines_made_again() -> None:
+    graphs: list[fx.GraphModule] = []
+
+    def kept(graph: fx.GraphModule, _: Any) -> Any:
+        graphs.append(graph)
+        return make_boxed_func(graph.forward)
+
+    def turned(src: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
+        return src.tanh() * (angles * 2).cos().mul(0.5).unsqueeze(0) + (src + 1).cos()
+
+    src, angles = torch.randn(3, 5, 4, requires_grad=True), torch.randn(5, 4)
+    found = aot_function(turned, kept, kept, partition_fn=partitioned)(src, angles)
+    (made,) = torch.autograd.grad(found.sum(), src)
+    _, backward = graphs
+    targets = [node.target for node in backward.graph.nodes]
+    assert torch.ops.aten.cos.default not in targets
+    assert torch.ops.aten.sin.default in targets  # of the gradient
+    torch.testing.assert_close(made, torch.autograd.grad(turned(src, angles).sum(), src)[0])

@@ -10,9 +10,7 @@ from typing import Any, Literal, get_args, get_type_hints
 import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
-from torch._functorch import config
 from torch._functorch.aot_autograd import make_boxed_func
-from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
 
 from fuseplan.errors import ArgumentError
@@ -24,6 +22,7 @@ from fuseplan.torch.cutting import fused
 from fuseplan.torch.heads import join_losses
 from fuseplan.torch.intact import keep_attention, restore_attention
 from fuseplan.torch.masks import fold_masks, hide_by_masks, simplify_masks
+from fuseplan.torch.partition import partitioned
 from fuseplan.torch.reporting import report_of, trace
 from fuseplan.torch.trained import train_attention
 
@@ -193,20 +192,6 @@ def _with_plans(
         fw_compiler=forward,
         bw_compiler=backward,
         inference_compiler=inference,
-        partition_fn=_partitioned,
+        partition_fn=partitioned,
     )(given, inputs)
-    return made
-
-
-def _partitioned(joint: fx.GraphModule, inputs: Any, **how: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """The graphs of both passes: what elementwise operators make of values that are kept is made again.
-
-    Torch keeps such a value where a product reads it in the backward pass, which has to write it then: the
-    gradient's kernels read the same values, and write it beside their own results. A layer of a Llama
-    (2048 features, 8192 inner ones, 8192 tokens) keeps 421 MB in place of 622.
-    """
-    with config.patch(ban_recompute_materialized_backward=False):
-        made: tuple[fx.GraphModule, fx.GraphModule] = min_cut_rematerialization_partition(
-            joint, inputs, **how
-        )
     return made
