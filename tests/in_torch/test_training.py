@@ -165,3 +165,20 @@ def test_tables_of_a_rotation_are_kept_and_other_cosines_made_again() -> None:
     assert torch.ops.aten.cos.default not in targets
     assert torch.ops.aten.sin.default in targets  # of the gradient
     torch.testing.assert_close(made, torch.autograd.grad(turned(src, angles).sum(), src)[0])
+
+
+def test_operands_of_another_dtype_are_read_as_the_plans_src() -> None:
+    """The gradient of a norm's scale, of src in f32 and gradients in bf16."""
+
+    def step(src: torch.Tensor, factor: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+        return ((src.float() * factor).to(grad.dtype) * grad).sum((0, 1), keepdim=True)
+
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    tensors = [torch.randn(8, 64, 64), torch.rand(8, 64, 1), torch.randn(8, 64, 64)]
+    tensors = [tensors[0].bfloat16(), tensors[1], tensors[2].bfloat16()]
+    with torch.no_grad():
+        made = torch.compile(step, backend=dynamo.compile_graph, dynamic=False)(*tensors)
+    exact, plain = step(*(each.double() for each in tensors)), step(*tensors)
+    assert made.dtype == torch.bfloat16
+    assert (made - exact).norm() <= 2 * (plain - exact).norm()
