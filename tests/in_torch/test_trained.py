@@ -37,6 +37,11 @@ def in_turn(heads: torch.Tensor) -> torch.Tensor:
     return heads[:, None].expand(2, 2, 2, PLACES, 16).reshape(2, 4, PLACES, 16)
 
 
+def part(heads: torch.Tensor) -> torch.Tensor:
+    """The same, of a value that is one of several."""
+    return torch.stack([heads, heads.sin()], 2).split(1, 2)[0].expand(2, 2, 2, PLACES, 16).flatten(1, 2)
+
+
 def picked(heads: torch.Tensor) -> torch.Tensor:
     """Heads in another order, each of which is repeated."""
     return heads[:, [1, 0], None].expand(2, 2, 2, PLACES, 16).reshape(2, 4, PLACES, 16)
@@ -94,7 +99,7 @@ def test_gradients_are_those_of_torch(plans: list[str], text: str) -> None:
     assert plans == [text]
 
 
-@pytest.mark.parametrize("repeat", [expanded, unsqueezed, in_turn, picked])
+@pytest.mark.parametrize("repeat", [expanded, unsqueezed, in_turn, part, picked])
 def test_heads_that_are_repeated_are_read_where_they_are(plans: list[str], repeat: Any) -> None:
     """A view that repeats each head for its queries is left out; another one stays."""
     torch.manual_seed(0)

@@ -184,11 +184,9 @@ def train_attention(given: fx.GraphModule, inputs: Sequence[Any]) -> None:
         return
     for node in given.graph.find_nodes(op="call_function", target=SDPA):
         told = arguments_of(node)
-        if told is None:
-            continue
-        told |= _grouped(told)
-        plan = _plan_of(told)
-        if plan is not None:
+        forms = () if told is None else ({**told, **_grouped(told)}, told)
+        told, plan = next(((each, plan) for each in forms if (plan := _plan_of(each))), (None, None))
+        if told is not None and plan is not None:
             axes = {each.name: each.shape for each in plan.operands if each.name in ("bias", "mask")}
             shape = next(iter(axes.values()), ())
             tensors = [told[name] for name in ("query", "key", "value", "attn_mask")]
@@ -208,10 +206,11 @@ def _repeated(node: Any) -> fx.Node | None:
     for names in REPEATING:
         last = chain[-1]
         name = last.target if last.op == "call_method" else getattr(last.target, "__name__", "")
-        if name not in names:
+        if name not in names or not last.args or not isinstance(last.args[0], fx.Node):
             return None
         chain.append(last.args[0])
-    whole, wide, one, base = (tuple(each.meta["example_value"].shape) for each in chain)
+    values = [each.meta["example_value"] for each in chain]  # `x.split(1)[0]` is of several
+    whole, wide, one, base = (tuple(getattr(each, "shape", ())) for each in values)
     is_one = len(base) == len("bhtd") and one == (*base[:2], 1, *base[2:]) and _keeps_all(chain[2])
     is_wide = len(wide) == len(one) and wide == (*one[:2], wide[2], *one[3:])
     is_whole = is_one and is_wide and whole == (base[0], base[1] * wide[2], *base[2:])
