@@ -63,6 +63,8 @@ def as_it_lies(
 def exact(site: Site, layer: Layer, on: Callable[[Layer], Site | Reason]) -> Site:
     """The site, or that whose factors are not rounded to TF32, where it takes no longer.
 
+    Where it takes longer, it is one of the site's others, for a framework that does not round.
+
     Args:
         site: of a layer and its region.
         on: the site for another layer.
@@ -72,7 +74,9 @@ def exact(site: Site, layer: Layer, on: Callable[[Layer], Site | Reason]) -> Sit
     other = on(Layer(replace(cast(Any, layer.op), precision="full")))
     if isinstance(other, Reason):
         return site
-    return other if other.records.choice.seconds <= AS_FAST * site.records.choice.seconds else site
+    if other.records.choice.seconds <= AS_FAST * site.records.choice.seconds:
+        return other
+    return replace(site, others=(*site.others, lambda: other))
 
 
 def _readers(graph: Graph, name: str) -> Iterator[Node]:
