@@ -249,7 +249,7 @@ class _Finder:
             return gated
         site = form(taken)
         is_folded = [each.op for each in taken] != [each.op for each in plain]
-        return replace(site, other=partial(form, plain)) if is_folded and isinstance(site, Site) else site
+        return replace(site, others=(partial(form, plain),)) if is_folded and isinstance(site, Site) else site
 
     def _gated(
         self, node: Node, layer: Layer, src: TensorSpec, region: Region, stages: list[Stage], ended: Reason

@@ -339,6 +339,7 @@ class _Writer:
         node, shape = self._makers[value], operand.shape
         node = self._read_as(node, shape, node.meta["val"].dtype, opened)  # (f, 1, 1) as (f,)
         if operand.spec is not None:
+            node = self._read_as(node, shape, DTYPES[operand.dtype], opened)  # as a wider src has it
             return self._lain(node, operand.spec)
         # A kernel converts it when it is bound; here it may have other elements in each call.
         is_changing = node.op == "call_function" or self._changing

@@ -11,7 +11,6 @@ import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
-from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
 
 from fuseplan.errors import ArgumentError
@@ -20,11 +19,14 @@ from fuseplan.graph.rules import Rule
 from fuseplan.graph.why import Reason
 from fuseplan.torch.arenas import Arenas
 from fuseplan.torch.cutting import Fusion, fused
+from fuseplan.torch.einsum import write_products
 from fuseplan.torch.heads import join_losses
 from fuseplan.torch.intact import keep_attention, restore_attention
 from fuseplan.torch.lifetimes import Lifetimes
 from fuseplan.torch.masks import fold_masks, hide_by_masks, simplify_masks
+from fuseplan.torch.partition import partitioned
 from fuseplan.torch.reporting import report_of, trace
+from fuseplan.torch.siblings import join_siblings
 from fuseplan.torch.trained import train_attention
 
 
@@ -89,6 +91,15 @@ def _compiled(
     made = form()
     trace(lambda: report_of(made, device))
     return _planned(made.module, own, device) if own else _boxed(made.module.forward)
+
+
+def _backward(
+    given: fx.GraphModule, inputs: Sequence[Any], options: Options, **more: Any
+) -> Callable[..., Any]:
+    """The graph of a backward pass; Inductor's kernels write what products that are joined read."""
+    if options.rest == "inductor":
+        join_siblings(given)
+    return _compiled(given, inputs, options, **more)
 
 
 def _is_alone(
@@ -200,17 +211,18 @@ def _with_plans(
         how: the options.
         lost: why Inductor has the whole graph, for the report.
     """
+    write_products(given)
     fold_masks(given)
     keep_attention(given, inputs)
     join_losses(given, inputs)
     train_attention(given, inputs)
     forward = partial(_compiled, options=how, example=inputs, lost=lost)
-    backward = partial(_compiled, options=how, example=(), lost=lost)
+    backward = partial(_backward, options=how, example=(), lost=lost)
     inference = partial(forward, is_inference=True)
     made: Callable[..., Any] = aot_autograd(
         fw_compiler=forward,
         bw_compiler=backward,
         inference_compiler=inference,
-        partition_fn=min_cut_rematerialization_partition,  # cheap values are computed again, not kept
+        partition_fn=partitioned,
     )(given, inputs)
     return made
