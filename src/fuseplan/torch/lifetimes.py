@@ -221,7 +221,7 @@ class _Values:
         for each in node.all_input_nodes:
             yield from storages(self.found[each])
 
-    @torch.no_grad()  # so are the calls: `beside` gives no view where torch records gradients
+    @torch.no_grad()  # type: ignore[untyped-decorator]  # as of calls: `beside` copies where torch records
     def _made(self, node: fx.Node, module: fx.GraphModule) -> Any:
         if node.op == "get_attr":
             return pytree.tree_map_only(torch.Tensor, _empty, getattr(module, str(node.target)))
