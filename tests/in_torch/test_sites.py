@@ -106,11 +106,39 @@ def test_a_site_reads_parameters_and_gives_results() -> None:
     for slope in (0.5, 0.25):
         (made,) = site("leaky_relu(0.125)", src, [], [slope])
         torch.testing.assert_close(made, F.leaky_relu(src, slope))
-    given = [torch.randn(4, 16)]
-    for _ in range(2):
-        made, before = site("linear(4) -> save(before) -> relu", src, given, [])
-        torch.testing.assert_close(before, F.linear(src, *given), rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(made, F.relu(before))
+    given, called = [torch.randn(4, 16)], Site()
+    for _ in range(3):
+        for run in (lambda *each: site(*each, []), called.inside):
+            made, before = run("linear(4) -> save(before) -> relu", src, given)
+            torch.testing.assert_close(before, F.linear(src, *given), rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(made, F.relu(before))
+        src = torch.randn(3, 16)
+    assert site._known is not None
+    assert called._known is not None
+
+
+def test_a_site_copies_operands_that_lie_otherwise() -> None:
+    site, src = Site(), torch.randn(5, 20)
+    for _ in range(3):
+        given = [*_given()[:2], torch.randn(16, 5).t()]
+        _check(site, src, given)
+        assert site._known is not None
+        assert [*site._known.moved] == [2]
+    _check(site, src, _given())
+    assert not site._known.moved
+
+
+def test_a_site_updates_no_result_of_the_call_before() -> None:
+    """Running statistics: each call copies the old ones, and gives new ones."""
+    site, norm = Site(), nn.BatchNorm2d(6)
+    for _ in range(3):
+        src, old = torch.randn(4, 6, 5, 5), [norm.running_mean.clone(), norm.running_var.clone()]
+        given = [norm.weight, norm.bias, *map(torch.clone, old)]
+        made, *results = site("batch_norm_training(running=True, saved=False)", src, given, [])
+        torch.testing.assert_close(made, norm(src), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(results, [norm.running_mean, norm.running_var])
+        torch.testing.assert_close(given[2:], old)
+    assert site._known is None
 
 
 def test_a_site_of_an_open_plan_has_a_kernel_for_all_extents() -> None:
@@ -191,6 +219,7 @@ class Sums(nn.Module):  # type: ignore[misc]
         return src.cumsum(-1).cumsum(-2)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own, of Inductor's imports
 def test_where_plans_leave_nothing_to_fuse_inductor_compiles_nothing() -> None:
     module = nn.Sequential(nn.Linear(20, 32), nn.GELU(), nn.Linear(32, 8), nn.Softmax(-1))
     torch._dynamo.reset()

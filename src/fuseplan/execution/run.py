@@ -151,17 +151,22 @@ class BoundPlan:
             wrote((out,))
         return outcome
 
-    def unchecked(self, src: Any, address: int, operands: Words) -> Any:
-        """A call without results on memory that the caller has checked, with a new output.
+    def unchecked(self, src: Any, address: int, operands: Words) -> list[Any]:
+        """The new output, and new results, of a call on memory that the caller has checked.
 
         Args:
             src: a tensor of the plan's `src`.
             address: where it lies.
-            operands: the words of operands that are not bound, as `word_of` names their places.
+            operands: the words of all that is not bound, as `word_of` names their places. No result is.
         """
         out, target = self._make(src)
-        self._run(address, target, operands)
-        return out
+        made, words = [out], operands
+        for place, _, make in self._results:
+            tensor, begin = make(src)  # type: ignore[misc]
+            made.append(tensor)
+            words = [*words, (place, begin)]
+        self._run(address, target, words)
+        return made
 
     def word_of(self, key: str) -> int:
         """The place of the word that has the address of an operand which lies as the kernel reads it."""

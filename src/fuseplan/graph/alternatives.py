@@ -29,7 +29,7 @@ def as_it_lies(
     graph: Graph,
     last: Collection[str],
     is_apart: Callable[[Node], bool],
-    claimed: Collection[int],
+    claimed: set[int],
     decided: Callable[[FusionPlan], Records | Unsupported],
     site: Site,
     on: OnSrc | None,
@@ -56,9 +56,12 @@ def as_it_lies(
     moved = [src] if site.src not in last else []
     moved += [dst] if site.dst in graph.outputs and site.dst not in last else []
     copies = [decided(FusionPlan(each, Identity())) for each in moved]
+    own = {id(node) for node in site.nodes}
+    claimed -= own  # the same nodes are to be found once more
     other = on(TensorSpec(src.shape, src.dtype))
+    claimed |= own
     known = [each for each in copies if not isinstance(each, Unsupported)]
-    if isinstance(other, Reason) or not known:
+    if isinstance(other, Reason) or other.nodes != site.nodes or not known:
         return site
     copied = sum(each.choice.seconds for each in known)
     return other if other.records.choice.seconds < site.records.choice.seconds + copied else site

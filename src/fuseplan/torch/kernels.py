@@ -268,11 +268,15 @@ class Kernel:
             held = self._packed[marks] = storages, Bindings(bound, versions, told, True)
         return held[1]
 
-    def reads_in_place(self, given: Tensors) -> bool:
-        """Whether the plan gives its output alone, and reads operands per element where they lie."""
-        pairs = ((given[place], laid(given[place], spec)) for place, spec in self._per_call.items())
-        makes_more = self.plan.results or self.plan.views
-        return not makes_more and all(each.data_ptr() == made.data_ptr() for each, made in pairs)
+    @property
+    def updates(self) -> bool:
+        """Whether the plan has results that it makes of their old values."""
+        return bool(self._updated)
+
+    def moved(self, given: Tensors) -> dict[int, TensorSpec | Dense]:
+        """The places of the operands per element that a call copies, since they lie otherwise, and how."""
+        pairs = ((place, spec, given[place]) for place, spec in self._per_call.items())
+        return {place: spec for place, spec, each in pairs if each.data_ptr() != laid(each, spec).data_ptr()}
 
     def _bind(self, given: Tensors) -> BoundPlan:
         pairs = [(given[place], aligned(given[place])) for place in self.constant]

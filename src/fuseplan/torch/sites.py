@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 
 from fuseplan.execution.run import BoundPlan
+from fuseplan.language.tensor import Dense, TensorSpec
 from fuseplan.tensors.torch_tensors import Likeness, alike
-from fuseplan.torch.kernels import ALIGNMENT, Bindings, Kernel, Tensors, kernel_on
+from fuseplan.torch.kernels import ALIGNMENT, Bindings, Kernel, Tensors, kernel_on, laid
 from fuseplan.torch.operator import is_seen, is_watched, readable
 
 
@@ -21,6 +23,7 @@ class _Known(NamedTuple):
         kernel: that it ran.
         are_alike: whether tensors look as its own did.
         read: the places of the tensors that the kernel reads where they lie, with their words.
+        moved: the places of those of them that lie otherwise and are copied, and how the kernel has them.
         packed: the places of those of which it has copies.
         plan: bound for the call.
     """
@@ -28,6 +31,7 @@ class _Known(NamedTuple):
     kernel: Kernel
     are_alike: Likeness
     read: list[tuple[int, int]]
+    moved: Mapping[int, TensorSpec | Dense]
     packed: list[int]
     plan: BoundPlan
 
@@ -49,12 +53,18 @@ class Site:
         known = self._known
         if known is None or parameters or is_watched() or not known.are_alike(src, *given):
             return self._anew(operators, src, given, parameters)
+        return self._again(known, src, given) or self._anew(operators, src, given, parameters)
+
+    def _again(self, known: _Known, src: torch.Tensor, given: Tensors) -> list[torch.Tensor]:
+        """A call with tensors that look as known ones did; nothing where they lie otherwise."""
         plan = self._bound(known, given).plan if known.packed else known.plan
+        if known.moved:
+            given = [
+                laid(each, known.moved[at]) if at in known.moved else each for at, each in enumerate(given)
+            ]
         address = _where(src)
         words = [(word, _where(given[place])) for place, word in known.read]
-        if not address or any(not at for _, at in words):
-            return self._anew(operators, src, given, parameters)
-        return [plan.unchecked(src, address, words)]
+        return plan.unchecked(src, address, words) if address and all(at for _, at in words) else []
 
     def _bound(self, known: _Known, given: Tensors) -> Bindings:
         """The plan with its packed tensors, as the call before had it where they are the same."""
@@ -71,19 +81,42 @@ class Site:
     def _anew(
         self, operators: str, src: torch.Tensor, given: Tensors, parameters: Sequence[float]
     ) -> list[torch.Tensor]:
-        tensors = (src, *given)
-        if is_seen(tensors):
+        if is_seen((src, *given)):
             made: list[torch.Tensor] = torch.ops.fuseplan.run(operators, src, given, parameters)
             return made
+        return self._learnt(operators, src, given, parameters)
+
+    def inside(self, operators: str, src: torch.Tensor, given: Tensors) -> list[torch.Tensor]:
+        """The same inside of torch's dispatcher, where nothing watches; no tensor is kept alive."""
+        known = self._known
+        is_known = known is not None and not known.packed and known.are_alike(src, *given)
+        made = self._again(known, src, given) if known and is_known else []
+        return made or self._learnt(operators, src, given, ())
+
+    def _learnt(
+        self, operators: str, src: torch.Tensor, given: Tensors, parameters: Sequence[float]
+    ) -> list[torch.Tensor]:
+        """The outputs, with all checks; what is known of the call is for the next one."""
         plain = readable(src)
         kernel = kernel_on(operators, plain)
         self._known = self._last = None
         made = kernel(plain, given, parameters)
         plan = kernel.held(given).plan
         is_one = type(plan) is BoundPlan  # and none for each extent
-        if is_one and plain is src and not parameters and kernel.reads_in_place(given):
-            self._known = _Known(kernel, alike(*tensors), kernel.read(plan), kernel.packed(plan), plan)
+        if is_one and plain is src and not parameters and not kernel.updates:
+            read, moved = kernel.read(plan), kernel.moved(given)
+            self._known = _Known(kernel, alike(src, *given), read, moved, kernel.packed(plan), plan)
         return made
+
+
+def called(operators: str, src: torch.Tensor, given: Tensors) -> list[torch.Tensor]:
+    """A plan's outputs inside of torch's dispatcher: calls with an alike src are one site."""
+    return _site(operators, src.shape, src.stride(), src.dtype, src.device).inside(operators, src, given)
+
+
+@functools.lru_cache(maxsize=4096)
+def _site(*_: object) -> Site:
+    return Site()
 
 
 def _where(tensor: torch.Tensor) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -29,7 +29,8 @@ from fuseplan.ops.attention import Attention
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.tensors.torch_tensors import DTYPES, NAMES
 from fuseplan.torch.intact import SDPA, WITH_GRADIENTS, arguments_of, is_plain
-from fuseplan.torch.kernels import kernel_on, laid, operators_text, plan_on, target_of
+from fuseplan.torch.kernels import laid, operators_text, plan_on, target_of
+from fuseplan.torch.sites import called
 
 NAME, GRADIENTS = "fuseplan::trained_attention", "fuseplan::attention_gradients"
 WRT = ("src", "key", "value")
@@ -55,7 +56,7 @@ torch.library.define(
 def _computed(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, beside: Tensors, operators: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    out, lse = kernel_on(operators, query)(query, [key, value, *beside], ())
+    out, lse = called(operators, query, [key, value, *beside])
     return out, lse
 
 
@@ -68,10 +69,39 @@ def _described(
     return out, query.new_empty(lse.shape, dtype=DTYPES[lse.dtype])
 
 
+class _Backward(NamedTuple):
+    """The gradients of attention.
+
+    Attributes:
+        made: the graph.
+        inputs: the names of query, key, value, and what stands beside them.
+        steps: of each plan its operators, the names of its inputs, and of its outputs.
+        output: how the gradient of the output lies.
+    """
+
+    made: Backward
+    inputs: Sequence[str]
+    steps: Sequence[tuple[str, Sequence[str], Sequence[str]]]
+    output: TensorSpec
+
+
 @lru_cache(maxsize=256)
-def _backward(plan: FusionPlan) -> Backward:
+def _backward(
+    operators: str, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype
+) -> _Backward:
+    plan = plan_on(operators, torch.empty_strided(shape, strides, dtype=dtype, device="meta"))
     made: Backward = plan.backward(WRT)
-    return made
+    first, *nodes = made.graph.nodes
+    plans = [node.op.plan for node in nodes if isinstance(node.op, Planned)]  # these gradients have no views
+    steps = [
+        (operators_text(each), node.inputs, node.outputs) for each, node in zip(plans, nodes, strict=True)
+    ]
+    return _Backward(made, first.inputs, steps, plan.output)
+
+
+def _gradients_of(operators: str, query: torch.Tensor) -> _Backward:
+    shape, strides = (tuple(map(int, each)) for each in (query.shape, query.stride()))
+    return _backward(operators, shape, strides, query.dtype)
 
 
 def _differentiated(
@@ -84,15 +114,11 @@ def _differentiated(
     lse: torch.Tensor,
     operators: str,
 ) -> tuple[torch.Tensor, ...]:
-    plan = plan_on(operators, query)
-    made = _backward(plan)
-    first, *nodes = made.graph.nodes
-    live = dict(zip(first.inputs, (query, key, value, *beside), strict=True))
-    live |= {"out": out, "lse": lse, "grad": laid(grad, plan.output)}
-    for node in nodes:
-        assert isinstance(node.op, Planned)  # these gradients have no views
-        src, *given = (live[name] for name in node.inputs)
-        live |= zip(node.outputs, kernel_on(operators_text(node.op.plan), src)(src, given, ()), strict=True)
+    made, inputs, steps, output = _gradients_of(operators, query)
+    live = dict(zip(inputs, (query, key, value, *beside), strict=True))
+    live |= {"out": out, "lse": lse, "grad": laid(grad, output)}
+    for text, (src, *others), outputs in steps:
+        live |= zip(outputs, called(text, live[src], [live[name] for name in others]), strict=True)
     return tuple(live[made.gradients[name]] for name in WRT)
 
 
@@ -106,7 +132,7 @@ def _described_gradients(
     lse: torch.Tensor,
     operators: str,
 ) -> tuple[torch.Tensor, ...]:
-    *_, by_key, by_query = _backward(plan_on(operators, query)).plans
+    *_, by_key, by_query = _gradients_of(operators, query).made.plans
     specs = by_query.output, by_key.output, by_key.results[0].spec
     return tuple(query.new_empty_strided(each.shape, each.element_strides) for each in specs)
 
@@ -257,7 +283,7 @@ def is_fast(plan: FusionPlan, device: torch.device) -> bool:
     """
     if device.type != "cuda":
         return False
-    target, made = parse_target(target_of(device)[0]), _backward(plan)
+    target, made = parse_target(target_of(device)[0]), plan.backward(WRT)
     kernels = [lower(match(each)) for each in (made.forward, *made.plans)]
     attending = [each for each in kernels if isinstance(each.centre, Attend | AttendGradient)]
     return all(select(each, target).template.name.startswith("hopper") for each in attending)
