@@ -26,8 +26,8 @@ def products(draw: Any) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
     first = draw(st.permutations([each for each, kind in kinds.items() if kind != "columns"]))
     second = draw(st.permutations([each for each, kind in kinds.items() if kind != "rows"]))
     made = draw(st.permutations(list(LABELS[:-1])))
-    shapes = (tuple(extents[each] for each in labels) for labels in (first, second))
-    return f"{''.join(first)},{''.join(second)}->{''.join(made)}", *shapes
+    shapes = [tuple(extents[each] for each in labels) for labels in (first, second)]
+    return f"{''.join(first)},{''.join(second)}->{''.join(made)}", shapes[0], shapes[1]
 
 
 @given(products())
@@ -64,7 +64,7 @@ def test_an_axis_of_one_element_may_stand_for_several_of_the_other_s() -> None:
     torch.testing.assert_close(called("ij,jk->ik", *factors), torch.einsum("ij,jk->ik", factors))
 
 
-class Heads(nn.Module):
+class Heads(nn.Module):  # type: ignore[misc]
     """Attention whose products are equations, with heads where a linear layer leaves them."""
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ class Heads(nn.Module):
         return torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), v).flatten(2)
 
 
-class Unseen(nn.Module):
+class Unseen(nn.Module):  # type: ignore[misc]
     """Equations that are no products, beside an activation."""
 
     def forward(self, src: torch.Tensor) -> torch.Tensor:
@@ -105,7 +105,7 @@ def test_attention_by_equations_is_one_plan() -> None:
     assert words == [["linear", "bias"], ["attention"]]
 
 
-class Times(nn.Module):
+class Times(nn.Module):  # type: ignore[misc]
     """A product with a parameter that is no layer's."""
 
     def __init__(self, *, turned: bool = False) -> None:
@@ -129,7 +129,7 @@ def test_a_product_with_a_parameter_is_a_plan(shape: tuple[int, ...], turned: bo
 
 
 def test_stacks_of_matrices_are_left_to_torch() -> None:
-    class Stacks(nn.Module):
+    class Stacks(nn.Module):  # type: ignore[misc]
         def forward(self, src: torch.Tensor) -> torch.Tensor:
             return src @ src.transpose(-1, -2)
 
