@@ -89,7 +89,7 @@ def measured(entry: Entry, batch: int, given: argparse.Namespace) -> dict[str, A
         return row | host
     graphs = {peer: captured(call) for peer, call in calls.items()}
     row |= times(GpuClock(device.index or 0).interleave(graphs))
-    counts = {peer: launches(call) for peer, call in calls.items()}
+    counts = {peer: launches(call) for peer, call in graphs.items()}
     return row | {"host": host["seconds"], "launches": counts, "bytes": nbytes}
 
 

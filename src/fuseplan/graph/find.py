@@ -220,10 +220,7 @@ class _Finder:
     def _lay(self) -> None:
         """Lays tensors of plans as the framework has them, where it computes what is around."""
         lain = partial(as_it_lies, self.graph, self.last, self.is_apart, self.claimed, self._decided)
-        for place, site in enumerate(self.sites):
-            self.claimed.difference_update(map(id, site.nodes))  # they are there to be found again
-            self.sites[place] = lain(site, self.forms.get(site.dst))
-            self.claimed.update(map(id, self.sites[place].nodes))
+        self.sites = [lain(site, self.forms.get(site.dst)) for site in self.sites]
 
     def _with(
         self, node: Node, pieces: Nodes, region: Region, before: Reason | None, layer: Layer, src: TensorSpec

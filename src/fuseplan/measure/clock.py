@@ -224,19 +224,24 @@ class GpuClock:
         each = (time.perf_counter() - begin) / (fewest + 2)
         return max(fewest, min(most, int(self.protocol.block_seconds / each)))
 
-    def wall(self, variants: Mapping[str, Call]) -> dict[str, Timing]:
-        """Seconds of the host that each variant takes to enqueue its work; the GPU's queue never fills."""
+    def wall(self, variants: Mapping[str, Call], calls: int = WALL_CALLS) -> dict[str, Timing]:
+        """Seconds of the host that each variant takes to enqueue its work; the GPU's queue never fills.
+
+        Args:
+            variants: by name.
+            calls: in a row: few where each has many launches.
+        """
 
         def batch(name: str) -> list[float]:
             call = variants[name]
             call()
             self._torch.cuda.synchronize(self.device)
             begin = time.perf_counter()
-            for _ in range(WALL_CALLS):
+            for _ in range(calls):
                 call()
             taken = time.perf_counter() - begin
             self._torch.cuda.synchronize(self.device)
-            return [taken / WALL_CALLS]
+            return [taken / calls]
 
         return in_turns(variants, WALL_BATCHES, batch)
 
