@@ -155,3 +155,16 @@ def test_layers_with_a_table_are_plans() -> None:
 def test_padding_is_a_row_of_the_table() -> None:
     with pytest.raises(PlanError, match="padding must be a row of the table, or -1"):
         fused.run("embedding(5, features=3, padding=5)", indices(), weight=torch.randn(5, 3))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's own, of Inductor's imports
+@pytest.mark.parametrize(("last", "is_plan"), [(nn.Linear(24, 8), False), (nn.LayerNorm(24), True)])
+def test_beside_inductor_an_embedding_alone_is_inductors(
+    last: nn.Module, is_plan: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch._dynamo.reset()
+    module = nn.Sequential(nn.Embedding(11, 24), last)
+    options = {"rest": "inductor", "dryrun": True}
+    with torch.no_grad():
+        torch.compile(module, backend="fuseplan", options=options)(torch.zeros(2, 5, dtype=torch.int64))
+    assert ("-> embedding(11, features=24)" in capsys.readouterr().out) == is_plan

@@ -44,8 +44,9 @@ def join_siblings(given: fx.GraphModule) -> None:
         if len(products) > 1 and _is_shorter(products):
             _join(given.graph, node, products)
             joined |= sums
-    given.graph.eliminate_dead_code()
-    given.recompile()
+    if joined:
+        given.graph.eliminate_dead_code()
+        given.recompile()
 
 
 def _terms(node: fx.Node, root: fx.Node, sums: set[fx.Node]) -> list[fx.Node]:
