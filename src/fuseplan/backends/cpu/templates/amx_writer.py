@@ -15,17 +15,26 @@ from fuseplan.backends.cpu.ir_text import I1, I64, vector
 from fuseplan.backends.cpu.loops import LINE_BYTES, ceil_div, even, nested, offset_of, pieces, places, within
 from fuseplan.backends.cpu.rows import as_rows
 from fuseplan.backends.cpu.staging import Staged
-from fuseplan.backends.cpu.tile_registers import LANES, ROW_BYTES, ROWS, TILE_BYTES, Tiles, factors_of
+from fuseplan.backends.cpu.tile_registers import (
+    FACTORS,
+    LANES,
+    ROW_BYTES,
+    ROWS,
+    TILE_BYTES,
+    Tiles,
+    factors_of,
+)
 from fuseplan.backends.cpu.tiling import is_per_image, is_run, sheet
 from fuseplan.kernels.contraction import Contraction
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel
+from fuseplan.kernels.packing import LARGE
 from fuseplan.kernels.target import Target
 
 BLOCK = 2 * ROWS  # rows of two tiles
 PANEL = 2 * LANES  # features of two tiles
 SUMS_BYTES = 2 * ROW_BYTES  # of a row of a panel
-STEP_BYTES = 2 * TILE_BYTES  # of a step of a block of rows, or of a panel
+PART_BYTES = 2 * TILE_BYTES  # of a part of a step of a block of rows, or of a panel
 
 
 @dataclass(frozen=True)
@@ -38,14 +47,10 @@ class AmxKnobs(model.SumOfProducts):
     extent: int
 
 
-def channels_of(kernel: Kernel) -> int:
-    """Channels of a step."""
-    return ROW_BYTES // kernel.src.itemsize
-
-
 def steps_of(kernel: Kernel) -> int:
     """Steps of a sum, each of channels of one tap."""
-    return kernel.contraction.taps * -(-kernel.contraction.channels_per_group // channels_of(kernel))
+    channels = FACTORS[kernel.src.dtype].channels
+    return kernel.contraction.taps * -(-kernel.contraction.channels_per_group // channels)
 
 
 def panels_of(conv: Contraction) -> int:
@@ -84,8 +89,9 @@ class AmxWriter:
         # A thread's own part of the workspace: the rows of a task, by so many steps, and behind them sums.
         blocks = -(-knobs.rows // BLOCK)
         self.held = knobs.extent if conv.taps == 1 else self.steps
-        rows_bytes = blocks * self.held * STEP_BYTES
-        self.lines = STEP_BYTES // LINE_BYTES // blocks if blocks > 1 else 0
+        self.step_bytes = factors.parts * PART_BYTES
+        rows_bytes = blocks * self.held * self.step_bytes
+        self.lines = self.step_bytes // LINE_BYTES // blocks if blocks > 1 else 0
         self.is_whole = knobs.depth >= self.steps
         # Sums stay in memory while other blocks of rows come; and other panels, if not all channels do.
         kept = (knobs.panels if knobs.extent < self.steps else 1) * blocks
@@ -118,11 +124,11 @@ class AmxWriter:
     def _copy(self, rows: Rows, begin: Index, extent: int) -> None:
         """Some steps of a task's rows as tiles; what is padding, or behind the last channel, is zero."""
         b, conv, image = self.b, self.conv, rows.image
-        size = channels_of(self.kernel)
+        size = self.factors.channels
         within = (begin * size, (begin + extent) * size) if conv.taps == 1 else None
         group = rows.group * conv.channels_per_group
         with b.loop(0, rows.count, name="row") as row:
-            block = row // BLOCK * (self.held * STEP_BYTES)
+            block = row // BLOCK * (self.held * self.step_bytes)
             line = b.at(self.room, block + row % BLOCK * ROW_BYTES, "i8")
             if is_run(self.src):
                 before: Index = 0 if image is None else image * self.src.image
@@ -157,19 +163,21 @@ class AmxWriter:
             ]
             offset = offset_of([own, *inside], (self.src.image, *self.src.strides)) + channel
             tap = offset_of(taps, [prod(conv.kernel[axis + 1 :]) for axis in range(len(taps))])
-            self._copy_tap(b.at(line, tap * (chunks * STEP_BYTES), "i8"), offset, tests, within)
+            self._copy_tap(b.at(line, tap * (chunks * self.step_bytes), "i8"), offset, tests, within)
 
     def _copy_tap(
         self, line: Value, offset: Index, tests: Sequence[Value], within: tuple[Index, Index] | None
     ) -> None:
         """The channels under one tap, or some of them, if it lies in src: a row of each step's tile."""
-        b, channels, begin = self.b, channels_of(self.kernel), within[0] if within else 0
+        b, channels, begin = self.b, self.factors.channels, within[0] if within else 0
         kind = vector(channels, self.element)
         is_inside = b.both(tests)
         first = b.at(self.frame.pointer("src"), offset, self.element)
 
         def put(start: Index, value: Value) -> None:
-            b.store(value, b.at(line, (start - begin) * (STEP_BYTES // channels), "i8"), align=ROW_BYTES)
+            place = b.at(line, (start - begin) * (self.step_bytes // channels), "i8")
+            for number, part in enumerate(self._parts(value)):
+                b.store(part, b.at(place, number * PART_BYTES, "i8"), align=ROW_BYTES)
 
         def read(start: Index, count: int) -> None:
             put(start, b.load_first(b.at(first, start, self.element), count, kind))
@@ -184,6 +192,19 @@ class AmxWriter:
             with b.when(b.op(I1, f"xor i1 {is_inside.name}, true")):
                 pieces(b, extent, channels, clear, name="channel", within=within)
 
+    def _parts(self, x: Value) -> list[Value]:
+        """The parts of elements of f32, as `Thirds` has them; elements of other dtypes as they are."""
+        if self.factors.parts == 1:
+            return [x]
+        b = self.b
+        size = b.intrinsic("llvm.fabs", x.type, x)
+        is_large = b.compare("uge", size, LARGE)
+        left, parts = b.select(is_large, 0.0, x), []
+        for _ in range(2):
+            parts.append(b.convert("fptrunc", left, "bfloat"))
+            left = left - b.convert("fpext", parts[-1], "float")
+        return [*parts, b.convert("fptrunc", b.select(is_large, x, left), "bfloat")]
+
     # ---- products
 
     def _panels(self, rows: Rows, panels: tuple[Index, Index]) -> None:
@@ -196,17 +217,19 @@ class AmxWriter:
         blocks = ceil_div(rows.count, BLOCK)
 
         def panel_of(begin: Index, extent: int, panel: Index, features: int) -> None:
-            own = b.at(weight, (matrix * self.panels + panel) * (self.steps * STEP_BYTES), "i8")
+            own = b.at(weight, (matrix * self.panels + panel) * (self.steps * self.step_bytes), "i8")
             kept = b.at(self.sums, (panel - panels[0]) * self.panel_bytes, "i8")
             base = begin if conv.taps == 1 else 0
 
             def part(start: Index, steps: int) -> None:
                 step = begin + start
+                # A slice of a panel in one part is followed by that of the next panel.
+                follows = self.steps if steps == extent else steps
                 with b.loop(0, blocks, name="block") as block:
                     sums = kept if self.is_whole else b.at(kept, block * (BLOCK * SUMS_BYTES), "i8")
                     left = rows.count - block * BLOCK
-                    src = b.at(self.room, (block * self.held + step - base) * STEP_BYTES, "i8")
-                    self._block(block, left, src, own, sums, step, steps)
+                    src = b.at(self.room, (block * self.held + step - base) * self.step_bytes, "i8")
+                    self._block(block, left, src, own, sums, step, steps, follows)
                     with b.when(b.compare("eq", b.const(step + steps, I64), self.steps)):
                         those = replace(rows, first=rows.first + block * BLOCK, count=b.smaller(left, BLOCK))
                         self._finish(sums, those, panel, features)
@@ -224,14 +247,22 @@ class AmxWriter:
         pieces(b, self.steps, self.knobs.extent, slice_of, name="slice")
 
     def _block(
-        self, block: Index, left: Index, src: Value, weight: Value, sums: Value, step: Index, steps: int
+        self,
+        block: Index,
+        left: Index,
+        src: Value,
+        weight: Value,
+        sums: Value,
+        step: Index,
+        steps: int,
+        follows: int,
     ) -> None:
         """Adds some steps' products to the sums of a block of rows; of 16 rows or fewer, one tile of them."""
         b, tiles = self.b, self.tiles
-        own = b.at(weight, step * STEP_BYTES, "i8")
+        own = b.at(weight, step * self.step_bytes, "i8")
         is_first = b.compare("eq", b.const(step, I64), 0)
-        # The blocks of rows share out what of the panel follows behind these steps.
-        ahead = b.at(own, steps * STEP_BYTES + block * (steps * self.lines * LINE_BYTES), "i8")
+        # The blocks of rows share out the steps that follow.
+        ahead = b.at(own, follows * self.step_bytes + block * (steps * self.lines * LINE_BYTES), "i8")
         for rows, how in ((2, "sgt"), (1, "sle")):
             with b.when(b.compare(how, b.const(left, I64), ROWS)):
                 with b.when(is_first):
