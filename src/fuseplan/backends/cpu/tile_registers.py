@@ -8,6 +8,7 @@ Denormal numbers of bf16, and sums that would be denormal, are taken for 0; sums
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from fuseplan.backends.cpu.ir import Builder, Index, Value
@@ -99,12 +100,22 @@ class Tiles:
         """Writes the sums."""
         self._move("tilestored64", rows, pointer, pitch)
 
-    def add(self, rows: int, src: Value, weight: Value, steps: Index, ahead: Value, lines: int) -> None:
+    def add(
+        self,
+        rows: int,
+        src: Value,
+        weight: Value,
+        steps: int,
+        ahead: Value,
+        lines: int,
+        beside: Callable[[Index], None] = lambda _: None,
+    ) -> None:
         """Adds the products of so many steps; of each part, src and the weight have two tiles, side by side.
 
         Every step brings so many lines from `ahead` on into the second cache. Without them, a product of
         512x1024 by 1024 took 1.2 times as long on a Xeon with AMX. They stand between the products: side by
-        side they wait for one another, and the tiles behind them.
+        side they wait for one another, and the tiles behind them. `beside(step)` writes more of a step's
+        code: a step multiplies for hundreds of cycles, in which vectors have nothing else to do.
         """
         b, products = self.b, 2 * rows
         all_products = [(pair, number) for pair in self.factors.products for number in range(products)]
@@ -115,6 +126,7 @@ class Tiles:
                 self._multiply(src, weight, step, number, pair, held)
                 for line in range(at * lines // count, (at + 1) * lines // count):
                     b.prefetch(b.at(ahead, (step * lines + line) * LINE_BYTES, "i8"))
+            beside(step)
 
     def _multiply(
         self,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from math import prod
 
@@ -68,6 +68,17 @@ class Rows:
     count: Index
 
 
+@dataclass(frozen=True)
+class Panel:
+    """A panel of the weight for a task's rows: where it begins, and the sums of the first block of rows."""
+
+    rows: Rows
+    number: Index
+    features: int
+    weight: Value
+    sums: Value
+
+
 class AmxWriter:
     """Writes one kernel."""
 
@@ -94,9 +105,10 @@ class AmxWriter:
         self.lines = self.step_bytes // LINE_BYTES // blocks if blocks > 1 else 0
         self.is_whole = knobs.depth >= self.steps
         # Sums stay in memory while other blocks of rows come; and other panels, if not all channels do.
+        # Those of the last block of rows stay until results are made of them beside the products of the next.
         kept = (knobs.panels if knobs.extent < self.steps else 1) * blocks
         self.panel_bytes = 0 if kept == blocks else blocks * BLOCK * SUMS_BYTES
-        self.own_bytes = rows_bytes + BLOCK * SUMS_BYTES * (1 if self.is_whole else kept)
+        self.own_bytes = rows_bytes + BLOCK * SUMS_BYTES * (2 if self.is_whole else kept)
         own = self.frame.thread * self.own_bytes
         self.room = self.b.at(self.frame.pointer("workspace"), own, "i8")
         self.sums = self.b.at(self.room, rows_bytes, "i8")
@@ -111,11 +123,18 @@ class AmxWriter:
         share = knobs.panels if is_sliced else even(self.frame, self.panels, parts, knobs.panels)
         panel_blocks = ceil_div(self.panels, share)
         self.tiles.begin()
+        held = b.variable(I64, -1)
         with self.frame.tasks(parts * panel_blocks) as task:
             image, block, group, panel_block = places(task, (images, blocks, conv.groups, panel_blocks))
             first, stop = within(b, block, knobs.rows, self.count)
             panels = within(b, panel_block, share, self.panels)
-            self._panels(Rows(image if self.per_image else None, group, first, stop - first), panels)
+            rows = Rows(image if self.per_image else None, group, first, stop - first)
+            if not is_sliced:  # a thread's tasks follow one another, most of them of the same rows
+                same = task // panel_blocks
+                with b.when(b.compare("ne", held.get(), same)):
+                    self._copy(rows, 0, self.steps)
+                held.set(same)
+            self._panels(rows, panels)
         self.tiles.end()
         return self.frame.source(per_thread=self.own_bytes)
 
@@ -214,52 +233,64 @@ class AmxWriter:
         if rows.image is not None and conv.weight_per_batch:
             matrix = rows.image * conv.groups + rows.group
         weight = self.frame.pointer("operand", self.kernel.weight.key)
-        blocks = ceil_div(rows.count, BLOCK)
 
-        def panel_of(begin: Index, extent: int, panel: Index, features: int) -> None:
-            own = b.at(weight, (matrix * self.panels + panel) * (self.steps * self.step_bytes), "i8")
-            kept = b.at(self.sums, (panel - panels[0]) * self.panel_bytes, "i8")
-            base = begin if conv.taps == 1 else 0
+        def panel_of(begin: Index, extent: int, number: Index, features: int) -> None:
+            own = b.at(weight, (matrix * self.panels + number) * (self.steps * self.step_bytes), "i8")
+            kept = b.at(self.sums, (number - panels[0]) * self.panel_bytes, "i8")
+            panel = Panel(rows, number, features, own, kept)
+            # A slice of a panel in one part is followed by that of the next panel.
+            follows = self.steps if self.knobs.depth >= extent else self.knobs.depth
 
             def part(start: Index, steps: int) -> None:
-                step = begin + start
-                # A slice of a panel in one part is followed by that of the next panel.
-                follows = self.steps if steps == extent else steps
-                with b.loop(0, blocks, name="block") as block:
-                    sums = kept if self.is_whole else b.at(kept, block * (BLOCK * SUMS_BYTES), "i8")
-                    left = rows.count - block * BLOCK
-                    src = b.at(self.room, (block * self.held + step - base) * self.step_bytes, "i8")
-                    self._block(block, left, src, own, sums, step, steps, follows)
-                    with b.when(b.compare("eq", b.const(step + steps, I64), self.steps)):
-                        those = replace(rows, first=rows.first + block * BLOCK, count=b.smaller(left, BLOCK))
-                        self._finish(sums, those, panel, features)
+                src = b.at(self.room, (start if conv.taps == 1 else begin + start) * self.step_bytes, "i8")
+                self._blocks(panel, src, begin + start, steps, follows)
 
             pieces(b, extent, self.knobs.depth, part, name="step")
 
         def slice_of(begin: Index, extent: int) -> None:
-            if conv.taps == 1:
+            if self.knobs.extent < self.steps and conv.taps == 1:
                 self._copy(rows, begin, extent)
             run = partial(panel_of, begin, extent)
             pieces(b, conv.features_per_group, PANEL, run, name="panel", within=panels, numbered=True)
 
-        if conv.taps > 1:
+        if self.knobs.extent < self.steps and conv.taps > 1:
             self._copy(rows, 0, self.steps)
         pieces(b, self.steps, self.knobs.extent, slice_of, name="slice")
 
+    def _blocks(self, panel: Panel, src: Value, step: Index, steps: int, follows: int) -> None:
+        """Some steps of all rows; beside a block's products, the results of the block before are made."""
+        b, rows = self.b, panel.rows
+        blocks, each = ceil_div(rows.count, BLOCK), ceil_div(BLOCK, steps)
+        is_last = b.compare("eq", b.const(step + steps, I64), self.steps)
+        with b.loop(0, blocks, name="block") as block:
+            pending = b.select(b.both([is_last, b.compare("sgt", block, 0)]), BLOCK, b.const(0, I64))
+
+            def beside(at: Index) -> None:
+                if pending.name != "0":
+                    self._finish(panel, block - 1, (at * each, b.smaller((at + 1) * each, pending)))
+
+            own = b.at(src, block * (self.held * self.step_bytes), "i8")
+            self._block(panel, block, own, step, steps, follows, beside)
+        with b.when(is_last):
+            self._finish(panel, blocks - 1, (0, rows.count - (blocks - 1) * BLOCK))
+
+    def _sums(self, panel: Panel, block: Index) -> Value:
+        return self.b.at(panel.sums, (block % 2 if self.is_whole else block) * (BLOCK * SUMS_BYTES), "i8")
+
     def _block(
         self,
+        panel: Panel,
         block: Index,
-        left: Index,
         src: Value,
-        weight: Value,
-        sums: Value,
         step: Index,
         steps: int,
         follows: int,
+        beside: Callable[[Index], None],
     ) -> None:
         """Adds some steps' products to the sums of a block of rows; of 16 rows or fewer, one tile of them."""
         b, tiles = self.b, self.tiles
-        own = b.at(weight, step * self.step_bytes, "i8")
+        own, sums = b.at(panel.weight, step * self.step_bytes, "i8"), self._sums(panel, block)
+        left = panel.rows.count - block * BLOCK
         is_first = b.compare("eq", b.const(step, I64), 0)
         # The blocks of rows share out the steps that follow.
         ahead = b.at(own, follows * self.step_bytes + block * (steps * self.lines * LINE_BYTES), "i8")
@@ -269,22 +300,23 @@ class AmxWriter:
                     tiles.zero(rows)
                 with b.when(b.compare("ne", b.const(step, I64), 0)):
                     tiles.load(rows, sums, SUMS_BYTES)
-                tiles.add(rows, src, own, steps, ahead, self.lines)
+                tiles.add(rows, src, own, steps, ahead, self.lines, beside)
                 tiles.store(rows, sums, SUMS_BYTES)
 
     # ---- results
 
-    def _finish(self, sums: Value, rows: Rows, panel: Index, features: int) -> None:
-        """The operators behind the product, row by row."""
-        b, each = self.b, self.results.each
-        feature = b.const(self.results.first(rows.group, panel * PANEL), I64)
+    def _finish(self, panel: Panel, block: Index, within: tuple[Index, Index]) -> None:
+        """The operators behind the product of some rows of a block, row by row."""
+        b, each, features = self.b, self.results.each, panel.features
+        rows, sums = panel.rows, self._sums(panel, block)
+        feature = b.const(self.results.first(rows.group, panel.number * PANEL), I64)
         image: Index = 0 if rows.image is None else rows.image * prod(self.conv.dst_spatial)
         element, lanes = self.factors.sums, self.frame.lanes
         vectors = -(-features // (each * lanes)) * each
-        with b.loop(0, rows.count, name="row") as row:
+        with b.loop(*within, name="row") as row:
             line = b.at(sums, row * SUMS_BYTES, "i8")
             values = [b.load(b.at(line, j * lanes, element), vector(lanes, element)) for j in range(vectors)]
             if element != b.element:
                 values = [b.convert("sitofp", value, b.element) for value in values]
-            begin = (image + rows.first + row) * self.kernel.pitch
+            begin = (image + rows.first + block * BLOCK + row) * self.kernel.pitch
             self.results.store(values, begin, feature, features // each, {})
