@@ -28,9 +28,7 @@ from fuseplan.kernels.target import Target
 from fuseplan.kernels.template import (
     Accuracy,
     Template,
-    Traffic,
     lanes,
-    moved_once,
     summation_bound,
     unit_roundoff,
 )
@@ -111,17 +109,12 @@ class Amx(AmxKnobs):
         steps = 6 * steps_of(as_rows(kernel))
         return (2 + min(LANES, kernel.contraction.depth) + 1 + steps) * unit_roundoff(kernel)
 
-    def traffic(self, kernel: Kernel, target: Target) -> Traffic:
-        """All tensors once; a weight in parts has so many halves of its bytes."""
-        moved, parts = moved_once(kernel), FACTORS[kernel.src.dtype].parts
-        return replace(moved, read=moved.read + (kernel.weight.nbytes // 2 if parts > 1 else 0))
-
     def waste(self, kernel: Kernel, target: Target) -> float:
         """Whole tiles multiply six times as fast as vectors: 1.1 to 1.4 TFLOP/s on a core of a Xeon with AMX.
 
         A copied element takes as long as 15 operations, one of the weight that is read again as long as 8. In
-        parts of f32, tiles are 1.9 times as fast, a copied element takes as long as 80, one of the weight 37,
-        10 where it is read again, and one of the result 25.
+        parts of f32, tiles are 1.9 times as fast, a copied element takes as long as 80, or 100 under several
+        taps, one of the weight 37, 10 where it is read again, and one of the result 25.
         """
         kernel = as_rows(kernel)
         conv = kernel.contraction
@@ -131,7 +124,8 @@ class Amx(AmxKnobs):
         copies, count = -(-panels_of(conv) // self.panels), sheet(kernel)
         blocks = -(-count // self.rows)
         if FACTORS[kernel.src.dtype].parts > 1:
-            moved = 80 * copies / conv.features_per_group + (27 + 10 * blocks) / count + 25 / conv.depth
+            copied = 80 if conv.taps == 1 else 100
+            moved = copied * copies / conv.features_per_group + (27 + 10 * blocks) / count + 25 / conv.depth
             return rows * features * channels / 1.92 + moved / 2
         moved = 15 * copies / conv.features_per_group + 8 * (blocks - 1) / count
         return rows * features * channels / 6 + moved / 2
