@@ -74,6 +74,27 @@ def latest(rows: Iterable[Row]) -> list[Row]:
     return [row for row in listed if row.run == last[_of(row)]]
 
 
+KEYS_OF_MODELS = ("model", "batch", "tokens", "dtype", "ieee", "threads")
+
+
+def last_of_models(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Records of whole models, one for each machine, with the last row of each model in each form.
+
+    A row has its record's commit. The stamp is that of the last record.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    rows: dict[str, dict[tuple[str, ...], dict[str, Any]]] = {}
+    for record in sorted(records, key=lambda record: str(record["run"])):
+        machine = str(record["machine"])
+        found[machine] = dict(record)
+        known = rows.setdefault(machine, {})
+        for row in record["rows"]:
+            key = tuple(str(row.get(name)) for name in KEYS_OF_MODELS)
+            known.pop(key, None)
+            known[key] = {**row, "commit": record["commit"]}
+    return [record | {"rows": [*rows[machine].values()]} for machine, record in found.items()]
+
+
 def _of(row: Row) -> tuple[str, ...]:
     return row.suite, row.case, row.plan, str(row.threads), str(row.copies), device_of(row.machine)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from benchmarks import recorded as results
 from benchmarks import suite
 from benchmarks.report import gpu, versions
 from benchmarks.report.facts import facts
-from benchmarks.report.records import COMPILE, SECTIONS, peaks, section
+from benchmarks.report.records import COMPILE, OF_MODELS, SECTIONS, peaks, section
 from benchmarks.standings import markdown
 from fuseplan.bench.results import Row
 from fuseplan.bench.table import is_on_gpu
@@ -104,9 +105,13 @@ def _protocol() -> str:
 
 
 def _last(records: Iterable[Record]) -> list[Record]:
-    """Of each benchmark, machine and thread count, the last record."""
+    """Of each benchmark, machine and thread count, the last record; of models, the last row of each."""
+    listed = list(records)
+    models = [
+        results.last_of_models(each for each in listed if each["benchmark"] == name) for name in OF_MODELS
+    ]
     found: dict[tuple[str, str, object], Record] = {}
-    for record in records:
+    for record in (*(each for each in listed if each["benchmark"] not in OF_MODELS), *chain(*models)):
         key = (record["benchmark"], str(record["machine"]), record.get("threads"))
         if key not in found or record["run"] >= found[key]["run"]:
             found[key] = record

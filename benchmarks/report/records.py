@@ -15,6 +15,7 @@ from fuseplan.measure.peaks import KINDS_OF_TRAFFIC
 
 Record = Mapping[str, Any]
 Lines = Iterator[str]
+OF_MODELS = ("models", "models_of_torch", "training")  # a row for each model, from several runs
 COMPILE = "compile-"  # records of compile times are named apart, by their suites
 
 
@@ -225,19 +226,33 @@ def _models_of_torch(record: Record) -> Lines:
     """Models of the transformers library; on a GPU, each library's call captured in a CUDA graph."""
     rows = record["rows"]
     used = [peer for peer in PEERS_OF_MODELS if any(peer in row["seconds"] for row in rows)]
-    counted = ["launches"] if all("launches" in row for row in rows) else []
-    yield from table(["model", "batch", *used, "gain", *counted, "error of torch", "error"], [
-        [row["model"], str(row["batch"]),
+    counted = ["launches"] if any("launches" in row for row in rows) else []
+    head = ["model", "dtype", "batch", *used, "gain", *counted, "error of torch", "error", "commit"]
+    yield from table(head, [
+        [row["model"], dtype_of(row), str(row["batch"]),
          *(f"{row['seconds'][peer] * 1e3:.3f}" if peer in row["seconds"] else "" for peer in used),
-         f"{_model_gain(row):.2f}",
-         *(f"{row[each]['torch.compile']} to {row[each]['fuseplan']}" for each in counted),
+         f"{model_gain(row):.2f}",
+         *(_fewer(row) for _ in counted),
          f"{row['errors']['torch']:.1e}",
-         f"{max(error for peer, error in row['errors'].items() if peer.startswith('fuseplan')):.1e}"]
+         f"{max(error for peer, error in row['errors'].items() if peer.startswith('fuseplan')):.1e}",
+         row["commit"][:7]]
         for row in rows
     ])  # fmt: skip
 
 
-def _model_gain(row: Record) -> float:
+def dtype_of(row: Record) -> str:
+    """A row's dtype, and whether factors may be rounded to TF32."""
+    return f"{row.get('dtype', 'float32')}{', no TF32' * bool(row.get('ieee'))}"
+
+
+def _fewer(row: Record) -> str:
+    """Launches of torch.compile, and the fewer of ours."""
+    counts = row.get("launches", {})
+    ours = [count for peer, count in counts.items() if peer.startswith("fuseplan")]
+    return f"{counts['torch.compile']} to {min(ours)}" if counts else ""
+
+
+def model_gain(row: Record) -> float:
     """The fastest of the others over the faster of fuseplan's two."""
     ours = [time for peer, time in row["seconds"].items() if peer.startswith("fuseplan")]
     others = [time for peer, time in row["seconds"].items() if not peer.startswith("fuseplan")]
@@ -248,13 +263,14 @@ def _training(record: Record) -> Lines:
     """Training steps of models of the transformers library, each captured in a CUDA graph."""
     rows = record["rows"]
     used = [peer for peer in PEERS_OF_MODELS if any(peer in row["seconds"] for row in rows)]
-    yield from table(["model", "tokens", *used, "gain", "GB", "launches", "error of torch", "error"], [
+    head = ["model", "tokens", *used, "gain", "GB", "launches", "error of torch", "error", "commit"]
+    yield from table(head, [
         [row["model"], f"{row['batch']} x {row['tokens']}",
          *(f"{row['seconds'][peer] * 1e3:.2f}" if peer in row["seconds"] else "" for peer in used),
-         f"{_model_gain(row):.2f}",
+         f"{model_gain(row):.2f}",
          f"{row['bytes']['torch.compile'] / 1e9:.2f} to {row['bytes']['fuseplan'] / 1e9:.2f}",
-         f"{row['launches']['torch.compile']} to {row['launches']['fuseplan']}",
-         f"{row['errors']['torch']:.1e}", f"{row['errors']['fuseplan']:.1e}"]
+         _fewer(row),
+         f"{row['errors']['torch']:.1e}", f"{row['errors']['fuseplan']:.1e}", row["commit"][:7]]
         for row in rows
     ])  # fmt: skip
 
@@ -264,7 +280,7 @@ PEERS_OF_MODELS = (
     "fuseplan", "fuseplan:torch", "fuseplan.torch", "fuseplan.onnx",
 )  # fmt: skip
 MODELS_OF_TORCH = (
-    "`python -m benchmarks.models_of_torch --device cuda --dtype float16 --batch 1 32`: random weights, "
+    "`python -m benchmarks.models_of_torch --device cuda --dtype bfloat16 --batch 1 32`: random weights, "
     "calls in CUDA graphs, milliseconds. `fuseplan` leaves what no plan computes to Inductor, and "
     "`fuseplan.torch` to eager torch. Gain: the fastest of the others over the fastest of ours. On a CPU, "
     "without `--device`: f32, one image or 128 tokens, two threads, beside the runtimes of ONNX; medians."

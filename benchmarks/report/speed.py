@@ -9,7 +9,7 @@ from statistics import geometric_mean
 
 from benchmarks import recorded as results
 from benchmarks import suite
-from benchmarks.report import chart
+from benchmarks.report import chart, whole
 from benchmarks.report.chart import Bar, Panel, Series
 from benchmarks.standings import standings
 from benchmarks.suite import Aim, Suite
@@ -26,6 +26,15 @@ is the geometric mean over a group of shapes; the brackets hold the slowest shap
 row of each table counts the shapes on which another library is faster. [Measured](measured.md) lists
 every shape, the conditions, and the attempts on each lost shape. [Published](published.md) compares with
 MIOpen's own figures."""
+OF_MODELS = """\
+Models of the transformers library, and SqueezeNet and GoogLeNet, with random weights and real shapes. On
+GPUs a call is a CUDA graph, beside eager PyTorch and torch.compile; on CPUs the input is one image or 128
+tokens, beside ONNX Runtime, OpenVINO, and eager and compiled PyTorch."""
+OF_TRAINING = """\
+Forward pass, loss and backward pass in a CUDA graph, beside eager PyTorch and torch.compile. Memory is the
+most of a step, over torch.compile's."""
+OF_KERNELBENCH = """\
+Programs in f32, beside the faster of eager PyTorch and torch.compile."""
 ON_CPUS = """\
 Tensors are f32 and weights are bound. The shapes are those of ResNet-50, VGG-16, Inception and MobileNet.
 The other libraries are ONNX Runtime, PyTorch (eager and compiled, both layouts), ncnn and OpenVINO on the
@@ -123,6 +132,9 @@ def _cells(rows: Sequence[Row], columns: Sequence[tuple[str, int]], name: str) -
 def page(folder: Path) -> str:
     """The page of both tables, from the files of results in a folder."""
     parts = [WRITTEN, "# Speed", INTRODUCTION, f"![Speed beside the fastest other library]({CHART})"]
+    parts += ["## Whole models", OF_MODELS, whole.inference(folder)]
+    parts += ["### Training steps", OF_TRAINING, whole.training(folder)]
+    parts += ["### KernelBench, level 2", OF_KERNELBENCH, whole.kernelbench(folder)]
     parts += ["## GPUs", ON_GPUS, gpu_summary(folder), "## CPUs", ON_CPUS, summary(folder)]
     return "\n\n".join(parts) + "\n"
 

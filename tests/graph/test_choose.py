@@ -13,7 +13,7 @@ import pytest
 
 from fuseplan.backends.cpu import CPU
 from fuseplan.errors import ArgumentError, BuildError, UnsoundCodeError
-from fuseplan.graph import choose, trial
+from fuseplan.graph import alternatives, choose, trial
 from fuseplan.graph.choose import checked_mode, chosen
 from fuseplan.graph.cut import Cut, Site
 from fuseplan.graph.find import find
@@ -188,6 +188,21 @@ def test_the_faster_of_folding_and_epilogue_is_taken() -> None:
     framework = Spoilt(cut.graph, wait=2 * SLOW, kind="bias", spoil=_later)
     made = chosen(cut, framework, "measured")
     assert str(made.sites[0].plan).endswith("batch_norm -> relu")
+    assert str(chosen(cut, framework, "predicted").sites[0].plan) == str(made.sites[0].plan)
+    _check(made)
+
+
+@pytest.mark.parametrize(("away", "rounded"), [(0.0, False), (4e-4, True)])
+def test_factors_are_rounded_where_the_framework_rounds_them(
+    away: float, rounded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch may round by its settings, and its kernel for a convolution of three channels does not."""
+    monkeypatch.setattr(alternatives, "AS_FAST", 0.0)
+    cut = find(graph_of(TEXT.replace("padding=1", "padding=1, precision=tf32")), threads=1)
+    assert all("tf32" in str(site.plan) for site in cut.sites)
+    framework = Spoilt(cut.graph, wait=SLOW, away=away, kind="tf32", spoil=lambda made: made * (1 + 4e-4))
+    made = chosen(cut, framework, "measured")
+    assert [("tf32" in str(site.plan)) for site in made.sites] == [rounded] * 2
     assert str(chosen(cut, framework, "predicted").sites[0].plan) == str(made.sites[0].plan)
     _check(made)
 

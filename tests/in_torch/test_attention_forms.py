@@ -146,6 +146,54 @@ def test_attention_that_is_written_out(is_masked: bool) -> None:
     assert any("attention" in text and ("nan_unseen" in text) == is_masked for text in texts)
 
 
+class Capped(WrittenOut):
+    """The same as Gemma writes it: scores with a softcap, whose softmax is one of f32."""
+
+    def __init__(self, cap: float) -> None:
+        super().__init__(False)
+        self.cap = cap
+
+    def forward(self, src: torch.Tensor) -> torch.Tensor:
+        batch, rows, _ = src.shape
+        heads = (each.view(batch, rows, 4, 8) for each in self.packed(src).chunk(3, -1))
+        q, k, v = (each.transpose(1, 2) for each in heads)
+        scores = torch.tanh(q @ k.transpose(-2, -1) * 0.25 / self.cap) * self.cap
+        scores = scores + added(rows, src.dtype)
+        weights = scores.softmax(-1, dtype=src.dtype if src.dtype is torch.float64 else torch.float32)
+        made = weights.to(src.dtype) @ v
+        return self.last(made.transpose(1, 2).contiguous().reshape(batch, rows, 32))
+
+
+@pytest.mark.parametrize("cap", [0.5, -0.5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_with_a_softcap_that_is_written_out(cap: float, dtype: torch.dtype) -> None:
+    """The heads behind it lie as the product reads them, and are not copied."""
+    torch.manual_seed(0)
+    module, src = Capped(cap).to(dtype).eval(), 4 * torch.randn(2, 7, 32, dtype=dtype)
+    fused = fuseplan.torch.fuse(module, src)
+    (plan,) = [str(site.plan) for site in fused.report.sites if "attention" in str(site.plan)]
+    assert "scale=0.25, softcap=0.5" in plan
+    assert not fused.fusion._graph.graph.find_nodes(op="call_function", target=torch.ops.aten.clone.default)
+    want = copy.deepcopy(module).double()(src.double())
+    bound = {torch.float32: 2e-6, torch.bfloat16: 2**-6}[dtype]
+    assert (fused(src).double() - want).abs().max() <= bound * want.abs().max()
+
+
+class Wide(nn.Module):  # type: ignore[misc]
+    """A product of weights in f32 and values in bf16, which no attention is."""
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return (q @ k.transpose(-2, -1)).softmax(-1).to(torch.bfloat16) @ v
+
+
+def test_attention_of_heads_of_several_dtypes_is_none() -> None:
+    heads = torch.randn(3, 2, 4, 5, 8).unbind(0)
+    given = [*heads[:2], heads[2].bfloat16()]
+    fused = fuseplan.torch.fuse(Wide(), *given)
+    assert not any("attention" in str(site.plan) for site in fused.report.sites)
+    torch.testing.assert_close(fused(*given), Wide()(*given))
+
+
 @pytest.mark.parametrize(
     ("dtype", "queries", "state"),
     [

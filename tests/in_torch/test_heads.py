@@ -36,6 +36,14 @@ def in_f32(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return mean(logits.float(), target)
 
 
+def shifted(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """As models of transformers have it: each place tells the class of the next one."""
+    labels = F.pad(target, (0, 1), value=-100)[..., 1:].contiguous()
+    return F.cross_entropy(
+        logits.float().view(-1, CLASSES), labels.view(-1).to(logits.device), ignore_index=-100
+    )
+
+
 def total(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return mean(logits, target, reduction="sum", label_smoothing=0.1)
 
@@ -75,7 +83,9 @@ def found(loss: Callable[..., torch.Tensor], monkeypatch: pytest.MonkeyPatch, **
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's own, of Inductor's imports
 @pytest.mark.parametrize("rest", ["torch", "inductor"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("loss", "bias"), [(mean, True), (mean, False), (in_f32, True), (total, True)])
+@pytest.mark.parametrize(
+    ("loss", "bias"), [(mean, True), (mean, False), (in_f32, True), (shifted, False), (total, True)]
+)
 def test_losses_and_gradients_are_torchs(
     loss: Callable[..., torch.Tensor],
     bias: bool,
@@ -104,7 +114,7 @@ def test_what_is_another_loss_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few logits, a second reader, other options, no gradient of the weight, and gradients in f16."""
     assert found(mean, monkeypatch) == 0
     monkeypatch.setattr(heads, "FEWEST", 1)
-    assert found(mean, monkeypatch) == 1
+    assert found(mean, monkeypatch) == found(shifted, monkeypatch) == 1
     weights = torch.ones(CLASSES)
     others: list[Callable[..., torch.Tensor]] = [
         lambda logits, target: mean(logits, target) + logits.mean(),

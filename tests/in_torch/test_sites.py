@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import unittest.mock
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -76,6 +77,14 @@ def test_a_site_sees_all_that_changes() -> None:
             _check(site, torch.randn(3, 20)[:3], [*given[:2], given[2][:3]])
             given[0].mul_(2)
     _check(site, torch.randn(5, 20), _given())
+
+
+def test_an_axis_of_one_element_has_any_stride() -> None:
+    """Inductor writes 0."""
+    site, src, weight = Site(), torch.randn(6, 20), torch.randn(16, 20)
+    for step in (0, 1, 120, 7, 0):
+        (made,) = site("[bsc] -> linear(16)", src.as_strided((1, 6, 20), (step, 20, 1)), [weight], [])
+        torch.testing.assert_close(made, F.linear(src, weight)[None], rtol=1e-5, atol=1e-5)
 
 
 def test_a_site_has_gradients_and_meta_tensors() -> None:
@@ -175,12 +184,30 @@ def test_tables_that_each_call_makes_anew_are_read_where_they_lie(monkeypatch: p
         assert len(site._known.kernel._packed) == 1
 
 
+class Sums(nn.Module):  # type: ignore[misc]
+    """Operators of which no plan has a row, one behind the other."""
+
+    def forward(self, src: torch.Tensor) -> torch.Tensor:
+        return src.cumsum(-1).cumsum(-2)
+
+
+def test_where_plans_leave_nothing_to_fuse_inductor_compiles_nothing() -> None:
+    module = nn.Sequential(nn.Linear(20, 32), nn.GELU(), nn.Linear(32, 8), nn.Softmax(-1))
+    torch._dynamo.reset()
+    compiled = torch.compile(module, backend=compile_graph, dynamic=False, options={"rest": "inductor"})
+    with unittest.mock.patch("fuseplan.torch.inductor.compiled", side_effect=AssertionError):
+        for _ in range(3):
+            src = torch.randn(5, 20)
+            torch.testing.assert_close(compiled(src), module(src))
+            module[0].weight.mul_(1.5)
+
+
 @pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor compiles kernels for the CPU with g++")
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own, of Inductor's imports
 def test_inductors_programs_have_sites() -> None:
     from torch._inductor.utils import run_and_get_code
 
-    module = nn.Sequential(nn.Linear(20, 32), nn.GELU(), nn.Linear(32, 8), nn.Softmax(-1))
+    module = nn.Sequential(nn.Linear(20, 32), nn.GELU(), nn.Linear(32, 8), Sums())
     torch._dynamo.reset()
     compiled = torch.compile(module, backend=compile_graph, dynamic=False, options={"rest": "inductor"})
     src = torch.randn(5, 20)

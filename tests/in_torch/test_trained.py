@@ -23,12 +23,37 @@ HOW: dict[str, dict[str, Any]] = {
 }
 
 
+def expanded(heads: torch.Tensor) -> torch.Tensor:
+    """Each of two heads twice, as models of transformers have them."""
+    return heads[:, :, None, :, :].expand(2, 2, 2, PLACES, 16).reshape(2, 4, PLACES, 16)
+
+
+def unsqueezed(heads: torch.Tensor) -> torch.Tensor:
+    return heads.unsqueeze(2).expand(-1, -1, 2, -1, -1).flatten(1, 2)
+
+
+def in_turn(heads: torch.Tensor) -> torch.Tensor:
+    """The two heads, and the two once more."""
+    return heads[:, None].expand(2, 2, 2, PLACES, 16).reshape(2, 4, PLACES, 16)
+
+
+def part(heads: torch.Tensor) -> torch.Tensor:
+    """The same, of a value that is one of several."""
+    return torch.stack([heads, heads.sin()], 2).split(1, 2)[0].expand(2, 2, 2, PLACES, 16).flatten(1, 2)
+
+
+def picked(heads: torch.Tensor) -> torch.Tensor:
+    """Heads in another order, each of which is repeated."""
+    return heads[:, [1, 0], None].expand(2, 2, 2, PLACES, 16).reshape(2, 4, PLACES, 16)
+
+
 class Block(nn.Module):  # type: ignore[misc]
     """Projections, attention as a test wants it, and a projection."""
 
     def __init__(self, **how: Any) -> None:
         super().__init__()
-        self.heads = 2 if how.get("enable_gqa") else 4
+        self.repeat = how.pop("repeat", None)
+        self.heads = 2 if how.get("enable_gqa") or self.repeat else 4
         self.first, self.last = nn.Linear(64, 16 * (4 + 2 * self.heads)), nn.Linear(64, 8)
         mask = how.pop("attn_mask", None)
         if mask is not None and mask.dtype == torch.bool:
@@ -39,6 +64,8 @@ class Block(nn.Module):  # type: ignore[misc]
     def forward(self, src: torch.Tensor) -> torch.Tensor:
         made = self.first(src).view(2, PLACES, -1, 16).transpose(1, 2)
         query, key, value = made.split([4, self.heads, self.heads], 1)
+        if self.repeat:
+            key, value = self.repeat(key), self.repeat(value)
         attended = scaled_dot_product_attention(query, key, value, self.mask, **self.how)
         return self.last(attended.transpose(1, 2).flatten(2))
 
@@ -70,6 +97,19 @@ def test_gradients_are_those_of_torch(plans: list[str], text: str) -> None:
         for made, want in zip(gradients(compiled, block, src), gradients(block, block, src), strict=True):
             torch.testing.assert_close(made, want, rtol=1e-4, atol=1e-4)
     assert plans == [text]
+
+
+@pytest.mark.parametrize("repeat", [expanded, unsqueezed, in_turn, part, picked])
+def test_heads_that_are_repeated_are_read_where_they_are(plans: list[str], repeat: Any) -> None:
+    """A view that repeats each head for its queries is left out; another one stays."""
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    block, src = Block(repeat=repeat, is_causal=True), torch.randn(2, PLACES, 64, requires_grad=True)
+    compiled = torch.compile(block, backend="fuseplan", dynamic=False)
+    for made, want in zip(gradients(compiled, block, src), gradients(block, block, src), strict=True):
+        torch.testing.assert_close(made, want, rtol=1e-4, atol=1e-4)
+    heads = "key_heads=2, " if repeat in (expanded, unsqueezed) else ""
+    assert plans == [f"attention(is_causal=True, {heads}return_lse=True)"]
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
+from torch._functorch.aot_autograd import aot_function, make_boxed_func
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fuseplan.graph.why import Why
 from fuseplan.torch import cutting, dynamo
 from fuseplan.torch.cutting import Fusion, fused
+from fuseplan.torch.partition import partitioned
 
 F = nn.functional
 
@@ -107,3 +109,76 @@ def test_on_a_gpu_cublas_has_products_that_nothing_is_fused_with(monkeypatch: py
     assert Why.ALONE in {each.why for each in cut.left.values()}
     assert not packed.sites
     assert {each.why for each in packed.left.values()} == {Why.PACKED}
+
+
+class Gated(nn.Module):  # type: ignore[misc]
+    """A normalization and a gated layer, whose product and whose normalized src are no matrix product's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(16)
+        self.gate, self.up, self.down = nn.Linear(16, 64), nn.Linear(16, 64), nn.Linear(64, 16)
+
+    def forward(self, src: torch.Tensor) -> torch.Tensor:
+        made = self.norm(src)
+        return src + self.down(F.silu(self.gate(made)) * self.up(made))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's own, of Inductor's imports
+@pytest.mark.parametrize("rest", ["torch", "inductor"])
+def test_what_elementwise_operators_make_of_kept_values_is_not_kept(rest: str) -> None:
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    module, src = Gated(), torch.randn(2, 32, 16, requires_grad=True)
+    own = {each.untyped_storage().data_ptr() for each in (src, *module.parameters())}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    compiled = torch.compile(module, backend="fuseplan", options={"rest": rest}, dynamic=False)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        made = compiled(src)
+    inner, statistic = 2 * 32 * 64 * 4, 2 * 32 * 4
+    assert sum(size for at, size in kept.items() if at not in own) <= 2 * inner + statistic
+    wanted = [src, *module.parameters()]
+    found = [torch.autograd.grad(each.square().sum(), wanted) for each in (made, module(src))]
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-4)
+
+
+def test_tables_of_a_rotation_are_kept_and_other_cosines_made_again() -> None:
+    graphs: list[fx.GraphModule] = []
+
+    def kept(graph: fx.GraphModule, _: Any) -> Any:
+        graphs.append(graph)
+        return make_boxed_func(graph.forward)
+
+    def turned(src: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
+        return src.tanh() * (angles * 2).cos().mul(0.5).unsqueeze(0) + (src + 1).cos()
+
+    src, angles = torch.randn(3, 5, 4, requires_grad=True), torch.randn(5, 4)
+    found = aot_function(turned, kept, kept, partition_fn=partitioned)(src, angles)
+    (made,) = torch.autograd.grad(found.sum(), src)
+    _, backward = graphs
+    targets = [node.target for node in backward.graph.nodes]
+    assert torch.ops.aten.cos.default not in targets
+    assert torch.ops.aten.sin.default in targets  # of the gradient
+    torch.testing.assert_close(made, torch.autograd.grad(turned(src, angles).sum(), src)[0])
+
+
+def test_operands_of_another_dtype_are_read_as_the_plans_src() -> None:
+    """The gradient of a norm's scale, of src in f32 and gradients in bf16."""
+
+    def step(src: torch.Tensor, factor: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+        return ((src.float() * factor).to(grad.dtype) * grad).sum((0, 1), keepdim=True)
+
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    tensors = [torch.randn(8, 64, 64), torch.rand(8, 64, 1), torch.randn(8, 64, 64)]
+    tensors = [tensors[0].bfloat16(), tensors[1], tensors[2].bfloat16()]
+    with torch.no_grad():
+        made = torch.compile(step, backend=dynamo.compile_graph, dynamic=False)(*tensors)
+    exact, plain = step(*(each.double() for each in tensors)), step(*tensors)
+    assert made.dtype == torch.bfloat16
+    assert (made - exact).norm() <= 2 * (plain - exact).norm()

@@ -63,7 +63,7 @@ def test_keys_behind_a_saved_value_make_way() -> None:
         ("add(other=3)", "add: other must be the name of a saved value"),
         ("save(y) -> linear(3) -> mul(y)", "mul: other is a value of another shape"),
         ("activation_backward(of=save(y))", "activation_backward: of must be an activation"),
-        ("bias -> save(b) -> scale(b)", "scale has no fields"),
+        ("scale -> save(b) -> bias(b)", "bias has no fields"),
     ],
 )
 def test_what_cannot_be_is_refused(chain: str, said: str) -> None:

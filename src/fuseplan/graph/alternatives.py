@@ -21,16 +21,18 @@ from fuseplan.language.tensor import TensorSpec
 from fuseplan.ops.activation import Identity
 from fuseplan.plans.plan import FusionPlan
 
+OnSrc = Callable[[TensorSpec], Site | Reason]
 AS_FAST = 1.05  # of a plan's estimated time: another is as fast
 
 
 def as_it_lies(
-    site: Site,
     graph: Graph,
     last: Collection[str],
     is_apart: Callable[[Node], bool],
+    claimed: Collection[int],
     decided: Callable[[FusionPlan], Records | Unsupported],
-    on: Callable[[TensorSpec], Site | Reason],
+    site: Site,
+    on: OnSrc | None,
 ) -> Site:
     """The site, or that on tensors with channels first, where this takes less time than copies of them.
 
@@ -38,16 +40,18 @@ def as_it_lies(
     framework has them.
 
     Args:
-        site: its tensors lie channels last.
         last: values that lie so in the framework.
-        is_apart: whether the framework computes a node.
+        is_apart: whether the framework computes a node that is in no plan.
+        claimed: the nodes that are in plans, by their numbers.
         decided: what the stages make of a plan.
-        on: the site for another src.
+        site: its tensors lie channels last.
+        on: the site for another src; None where there is no other.
     """
     src, dst = site.plan.src, site.plan.output
-    is_kept = src.dtype not in FLOATS or not src.is_channels_last or src.rank < 3  # indices lie as they do
+    if on is None or site.into or src.dtype not in FLOATS or not src.is_channels_last or src.rank < 3:
+        return site  # indices lie as they do
     around = [*_readers(graph, site.dst), *(maker for name in site.reads for maker in _makers(graph, name))]
-    if is_kept or not all(map(is_apart, around)):
+    if not all(is_apart(node) and id(node) not in claimed for node in around):
         return site
     moved = [src] if site.src not in last else []
     moved += [dst] if site.dst in graph.outputs and site.dst not in last else []
@@ -60,19 +64,25 @@ def as_it_lies(
     return other if other.records.choice.seconds < site.records.choice.seconds + copied else site
 
 
-def exact(site: Site, layer: Layer, on: Callable[[Layer], Site | Reason]) -> Site:
-    """The site, or that whose factors are not rounded to TF32, where it takes no longer.
+def exact(layer: Layer, on: Callable[[Layer, TensorSpec], Site | Reason], src: TensorSpec) -> Site | Reason:
+    """The site of a layer and its region, or that whose factors are not rounded to TF32, if as fast.
+
+    Where it takes longer, it is one of the site's others, for a framework that does not round.
 
     Args:
-        site: of a layer and its region.
-        on: the site for another layer.
+        layer: the layer.
+        on: the site for a layer and src.
+        src: its tensor.
     """
-    if getattr(layer.op, "precision", "full") == "full":
+    site = on(layer, src)
+    if isinstance(site, Reason) or getattr(layer.op, "precision", "full") == "full":
         return site
-    other = on(Layer(replace(cast(Any, layer.op), precision="full")))
+    other = on(Layer(replace(cast(Any, layer.op), precision="full")), src)
     if isinstance(other, Reason):
         return site
-    return other if other.records.choice.seconds <= AS_FAST * site.records.choice.seconds else site
+    if other.records.choice.seconds <= AS_FAST * site.records.choice.seconds:
+        return other
+    return replace(site, others=(*site.others, lambda: other))
 
 
 def _readers(graph: Graph, name: str) -> Iterator[Node]:

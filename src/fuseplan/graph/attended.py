@@ -16,7 +16,7 @@ from fuseplan.graph.layer import Layer
 from fuseplan.graph.node import Node, told
 from fuseplan.graph.norms import expression_of, in_order, leaves
 from fuseplan.graph.op import GraphOp, Tensor
-from fuseplan.graph.ops import HIDDEN, PRODUCTS, SAFE_SOFTMAX, VIEWS, Foreign, Reshape
+from fuseplan.graph.ops import HIDDEN, PRODUCTS, SAFE_SOFTMAX, VIEWS, Convert, Foreign, Reshape
 from fuseplan.graph.pads import Anchor
 from fuseplan.graph.type import Type
 from fuseplan.graph.why import Reason, Why
@@ -25,19 +25,29 @@ from fuseplan.ops.attention import Attention
 from fuseplan.ops.reductions import Softmax
 from fuseplan.scalar import Scalar
 
-DEPTH = 5  # formulas and views between a product and its softmax
+DEPTH = 8  # formulas and views between a product and its softmax
 LARGEST = 2**26  # elements of keys whose places are compared
 EXACT = 2**-22  # a factor this close to 1 / sqrt(d) is it: two roots that were rounded to f32
 
 
 @dataclass(frozen=True)
 class _Scores:
-    """Scores as a softmax reads them: `scale * query @ key + mask`; nodes from the product on."""
+    """Scores as a softmax reads them; nodes from the product on.
+
+    `scale * query @ key + mask`, or with a softcap `softcap * tanh(scale * query @ key) + mask`.
+    """
 
     product: Node
     nodes: tuple[Node, ...]
     scale: float = 1.0
     mask: str = ""
+    softcap: float = 0.0
+
+    def times(self, factor: float) -> _Scores:
+        """The scores, which have no mask yet, times a factor."""
+        if self.softcap:
+            return replace(self, softcap=self.softcap * factor)
+        return replace(self, scale=self.scale * factor)
 
 
 @dataclass(frozen=True)
@@ -70,10 +80,10 @@ class _Reading:
 def anchors(graph: Graph, node: Node) -> Iterator[Anchor] | Reason:
     """The attention that ends with a node: without a mask that places tell where it can be, then with it.
 
-    The scores may be scaled, as a product or in its factors. A mask may be added, or be true where a score is
-    not replaced by minus infinity. A softmax that is NaN may be replaced by zeros, or be torch's safe one:
-    NaN is that of a query that sees no key, for which attention gives zeros, or NaN as well. Key and value
-    may be views of heads in any order, each of which several queries read.
+    The scores may be scaled, as a product or in its factors, and have a softcap. A mask may be added, or be
+    true where a score is not replaced by minus infinity. A softmax that is NaN may be replaced by zeros, or
+    be torch's safe one: NaN is that of a query that sees no key, for which attention gives zeros, or NaN as
+    well. Key and value may be views of heads in any order, each of which several queries read.
 
     Nothing where the node is no product of a softmax; why there is none where it is.
     """
@@ -96,10 +106,15 @@ def anchors(graph: Graph, node: Node) -> Iterator[Anchor] | Reason:
     if factors is None:
         return Reason(Why.SHAPE, f"heads of {graph.types[query]}, {graph.types[key]}")
     scale = scores.scale * math.prod(each.scale for each in factors[:2])
+    dtypes = {graph.types[each].dtype for each in (*(factor.name for factor in factors), dst)}
+    if len(dtypes) > 1:
+        return Reason(Why.DTYPE, f"heads of {', '.join(sorted(dtypes))}")
     if factors[2].scale != 1:
         return Reason(Why.FORMULA, f"{told(node)} multiplies a value by {factors[2].scale}")
     try:
-        op = Attention(scale=scale, nan_unseen=nan_unseen)
+        cap = abs(scores.softcap)
+        scale *= scores.softcap or 1
+        op = Attention(scale=scale, softcap=cap, nan_unseen=nan_unseen)
         made = _attention(graph, [each.name for each in factors], scores.mask, op, dst)
     except PlanError as error:
         return Reason(Why.REFUSED, error.what)
@@ -137,9 +152,12 @@ def _is_product(node: Node | None) -> bool:
 
 
 def _maker(graph: Graph, name: str) -> tuple[Node | None, tuple[Node, ...]]:
-    """What makes a value, and the reshapes between the two."""
+    """What makes a value, and the reshapes and conversions of floats between the two.
+
+    A kernel keeps scores and their softmax in the compute dtype, whatever they are converted to.
+    """
     maker, views = graph.made_by.get(name), list[Node]()
-    while maker is not None and isinstance(maker.op, Reshape):
+    while maker is not None and isinstance(maker.op, Reshape | Convert):
         views.insert(0, maker)
         maker = graph.made_by.get(maker.inputs[0])
     return maker, tuple(views)
@@ -181,9 +199,13 @@ def _scores(graph: Graph, name: str, depth: int = DEPTH) -> _Scores | None:
     for inner, factor, mask in () if expression is None else _summed(expression):
         found = _scores(graph, inner, depth - 1)
         if found is not None and not (found.mask and (mask or factor != 1)):
-            nodes = (*found.nodes, maker, *views)
-            return replace(found, nodes=nodes, scale=found.scale * factor, mask=found.mask or mask)
-    return None
+            made = found.times(factor)
+            return replace(made, nodes=(*found.nodes, maker, *views), mask=found.mask or mask)
+    inner, cap, factor = ("", 0.0, 0.0) if expression is None else _capped(expression)
+    found = _scores(graph, inner, depth - 1) if inner else None
+    if found is None or found.mask or found.softcap:
+        return None
+    return replace(found.times(factor), nodes=(*found.nodes, maker, *views), softcap=cap)
 
 
 def _summed(expression: Scalar) -> Iterator[tuple[str, float, str]]:
@@ -200,17 +222,28 @@ def _summed(expression: Scalar) -> Iterator[tuple[str, float, str]]:
 
 def _scaled(expression: Scalar) -> tuple[str, float]:
     """The value and the factor of an expression that is their product; no name where it is none."""
-    if expression.fn == "leaf":
-        return str(expression.args[0]), 1.0
+    inner, factor = _factored(expression)
+    return (str(inner.args[0]), factor) if inner.fn == "leaf" else ("", 1.0)
+
+
+def _capped(expression: Scalar) -> tuple[str, float, float]:
+    """Of `cap * tanh(factor * value)` the value, the cap and the factor; no name where it is none."""
+    inner, cap = _factored(expression)
+    name, factor = _scaled(inner.args[0]) if inner.fn == "tanh" else ("", 1.0)
+    return name, cap, factor
+
+
+def _factored(expression: Scalar) -> tuple[Scalar, float]:
+    """An expression without the constant that it is multiplied or divided by, and the factor."""
     if expression.fn not in ("mul", "div"):
-        return "", 1.0
+        return expression, 1.0
     first, second = expression.args
     if expression.fn == "mul" and first.fn == "const":
         first, second = second, first
     factor = float(second.args[0]) if second.fn == "const" else 0.0
-    if first.fn != "leaf" or not factor:
-        return "", 1.0
-    return str(first.args[0]), factor if expression.fn == "mul" else 1 / factor
+    if not factor:
+        return expression, 1.0
+    return first, factor if expression.fn == "mul" else 1 / factor
 
 
 def _is_seeing(graph: Graph, mask: str) -> bool:

@@ -16,7 +16,7 @@ from fuseplan.backends import backend_of
 from fuseplan.errors import ArgumentError
 from fuseplan.graph.cut import Cut, Site
 from fuseplan.graph.progress import Progress
-from fuseplan.graph.trial import Framework, measured, problem_of
+from fuseplan.graph.trial import Framework, forms_of, measured, problem_of
 from fuseplan.graph.why import Reason, Why
 from fuseplan.kernels.target import Target
 from fuseplan.messages.excerpt import shown
@@ -115,8 +115,6 @@ def _applied(site: Site, found: Measured | None) -> tuple[Site, Reason | None]:
     if found is None:
         return site, None
     if found.code:
-        return replace(site, measured=found, other=None), Reason(Why.of(found.code), found.said)
-    if found.plan != str(site.plan) and site.other:
-        form = site.other()
-        site = form if isinstance(form, Site) else site
-    return replace(site, measured=found, other=None), None
+        return replace(site, measured=found, others=()), Reason(Why.of(found.code), found.said)
+    site = next((form for form in forms_of(site) if str(form.plan) == found.plan), site)
+    return replace(site, measured=found, others=()), None

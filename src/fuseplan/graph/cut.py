@@ -46,7 +46,8 @@ class Site:
             order: dst is no value of the graph then.
         operands: by the plan's keys: the name of a value, several names, or an array that is bound once.
         ended: why the plan goes no further.
-        other: finds the same site without operators folded into the weight; None where none are.
+        others: find the same site without operators folded into the weight, and with factors that are not
+            rounded.
         measured: what was measured here; None where nothing was.
         into: where the result lies, if not in memory of its own.
         rules: names of the rules that gave operators of the plan.
@@ -62,7 +63,7 @@ class Site:
     dst: str
     operands: Mapping[str, Bound]
     ended: Reason
-    other: Callable[[], Site | Reason] | None = field(default=None, repr=False, compare=False)
+    others: tuple[Callable[[], Site | Reason], ...] = field(default=(), repr=False, compare=False)
     measured: Measured | None = field(default=None, compare=False)
     into: Range | None = None
     rules: tuple[str, ...] = ()

@@ -9,7 +9,7 @@ from functools import partial
 from fuseplan.errors import PlanError, Unsupported
 from fuseplan.execution.stages import Records, decide
 from fuseplan.graph import attended, attention, layouts
-from fuseplan.graph.alternatives import as_it_lies, exact, seconds_of
+from fuseplan.graph.alternatives import OnSrc, as_it_lies, exact, seconds_of
 from fuseplan.graph.cut import Attempt, Cut, Site, bound
 from fuseplan.graph.formulas import formula_of
 from fuseplan.graph.fronts import Front, fronts, spines, src_of
@@ -35,6 +35,8 @@ from fuseplan.ops.conversion import Cast
 from fuseplan.ops.matmul import Linear, Matmul, Product
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.system.locks import cached_property
+
+Nodes = tuple[Node, ...]
 
 
 def find(
@@ -89,6 +91,7 @@ class _Finder:
     left: dict[int, Reason] = field(default_factory=dict)
     tried: list[Attempt] = field(default_factory=list)
     known: dict[str, Records | Unsupported] = field(default_factory=dict)
+    forms: dict[str, OnSrc] = field(default_factory=dict)  # of sites, on another src
     rotated: dict[str, str] = field(default_factory=dict)  # the src of a rotation's plan, by its result
 
     def find(self) -> None:
@@ -167,13 +170,14 @@ class _Finder:
         for layer, anchor in ((each, anchor) for each in layers for anchor in self._forms(each)):
             if id(layer) not in self.claimed:
                 self._anchored(*anchor)
+        self._lay()
 
     def _forms(self, node: Node) -> Iterator[Anchor]:
         """An anchor with nodes in front of it as its own attributes, where that can be; then as it is."""
         is_attention = isinstance(node.op, Layer) and node.op.op.kind == "attention"
         return attention.anchors(self.graph, node) if is_attention else anchors(self.graph, node)
 
-    def _anchored(self, node: Node, layer: Layer, pieces: tuple[Node, ...]) -> None:
+    def _anchored(self, node: Node, layer: Layer, pieces: Nodes) -> None:
         """The site around a contraction or an operator with statistics, which a node or its pieces are."""
         if any(node.outputs[1:]):
             self.left[id(node)] = Reason(Why.FORMULA, f"{layer.word} has several results")
@@ -198,32 +202,31 @@ class _Finder:
                 return
         self.left[id(node)] = reason or Reason(Why.REFUSED)
 
-    def _grown(self, node: Node, layer: Layer, pieces: tuple[Node, ...], src: TensorSpec) -> Reason | None:
+    def _grown(self, node: Node, layer: Layer, pieces: Nodes, src: TensorSpec) -> Reason | None:
         """Keeps the site of an anchor with the largest region behind it; else, why there is none."""
         reason = None
         for region in regions(self.graph, node.outputs[0], self.claimed, is_inside=True):
             if is_widened(self.graph, region.head):
                 continue
-            found = self._with(node, layer, pieces, src, region, reason)
+            on = partial(exact, layer, partial(self._with, node, pieces, region, reason))
+            found = on(src)
             if isinstance(found, Site):
-                on = partial(self._with, node, layer, pieces, region=region, before=reason)
-                found = as_it_lies(found, self.graph, self.last, self.is_apart, self._decided, on)
-                exactly = partial(
-                    self._with, node, pieces=pieces, src=found.plan.src, region=region, before=reason
-                )
-                self._keep(exact(found, layer, exactly))
+                self.forms[found.dst] = on
+                self._keep(found)
                 return None
             reason = reason or found
         return reason or Reason(Why.REFUSED)
 
+    def _lay(self) -> None:
+        """Lays tensors of plans as the framework has them, where it computes what is around."""
+        lain = partial(as_it_lies, self.graph, self.last, self.is_apart, self.claimed, self._decided)
+        for place, site in enumerate(self.sites):
+            self.claimed.difference_update(map(id, site.nodes))  # they are there to be found again
+            self.sites[place] = lain(site, self.forms.get(site.dst))
+            self.claimed.update(map(id, self.sites[place].nodes))
+
     def _with(
-        self,
-        node: Node,
-        layer: Layer,
-        pieces: tuple[Node, ...],
-        src: TensorSpec,
-        region: Region,
-        before: Reason | None,
+        self, node: Node, pieces: Nodes, region: Region, before: Reason | None, layer: Layer, src: TensorSpec
     ) -> Site | Reason:
         """The site of an anchor and the region behind it, or why there is none."""
         try:
@@ -249,7 +252,7 @@ class _Finder:
             return gated
         site = form(taken)
         is_folded = [each.op for each in taken] != [each.op for each in plain]
-        return replace(site, other=partial(form, plain)) if is_folded and isinstance(site, Site) else site
+        return replace(site, others=(partial(form, plain),)) if is_folded and isinstance(site, Site) else site
 
     def _gated(
         self, node: Node, layer: Layer, src: TensorSpec, region: Region, stages: list[Stage], ended: Reason
@@ -289,7 +292,7 @@ class _Finder:
             return Stage(Linear(op.features, precision=op.precision), {"weight": weight.T})
         return Stage(op, operands)
 
-    def _fronts(self, node: Node, layer: Layer, pieces: tuple[Node, ...]) -> Iterator[Front]:
+    def _fronts(self, node: Node, layer: Layer, pieces: Nodes) -> Iterator[Front]:
         """What may stand in front of an anchor; at last, nothing."""
         name = node.inputs[0]
         if layer.op.kind != "normalization":
@@ -357,7 +360,7 @@ class _Finder:
         self,
         src: TensorSpec,
         stages: Sequence[Stage],
-        nodes: tuple[Node, ...],
+        nodes: Nodes,
         start: str,
         head: str,
         ended: Reason,
@@ -387,7 +390,7 @@ class _Finder:
                 self.known[text] = error
         return self.known[text]
 
-    def _no(self, nodes: tuple[Node, ...], reason: Reason, plan: str = "") -> Reason:
+    def _no(self, nodes: Nodes, reason: Reason, plan: str = "") -> Reason:
         """Keeps an attempt that makes no site, and gives its reason."""
         self.tried.append(Attempt(nodes, plan, reason))
         return reason

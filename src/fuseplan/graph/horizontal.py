@@ -213,7 +213,7 @@ class _Sites:
             nodes=in_order(self.graph, [node for site in members for node in site.nodes]),
             dst=dst,
             operands=bound,
-            other=None,
+            others=(),
             rules=tuple(dict.fromkeys(rule for site in members for rule in site.rules)),
             ranges={site.dst: Slice(axis, *between) for site, between in pairs},
         )
@@ -291,7 +291,7 @@ class _Sites:
         is_moved = plan.output.element_strides != site.plan.output.element_strides
         if isinstance(records, Unsupported) or (is_moved and site.into):
             return next(name for name in site.reads if name in lies)
-        return replace(site, plan=plan, records=records, other=None)
+        return replace(site, plan=plan, records=records, others=())
 
     def _lying(self, op: Op, site: Site, src: TensorSpec, lies: Mapping[str, Tensor]) -> Op:
         """The operator; attention with the strides of a key and a value that do not lie as usual."""

@@ -47,13 +47,12 @@ def in_place(graph: Graph, site: Site, decided: Decide) -> Site:
         return site
     before = node.inputs[: node.inputs.index(site.dst)]
     first = sum((graph.types[name].shape or ())[op.axis] for name in before)
-    form = site.other
     return replace(
         site,
         plan=plan,
         records=records,
         into=Range(node.outputs[0], op.axis, first, first + output.channels),
-        other=form and partial(_form, graph, form, decided),
+        others=tuple(partial(_form, graph, form, decided) for form in site.others),
     )
 
 

@@ -60,8 +60,8 @@ class OpenKernels:
     def _served(self, site: Site) -> Site:
         if site.src not in self._varying:
             return site
-        form = site.other
-        return replace(site, opened=self._found(site), other=form and partial(self._form, form))
+        others = tuple(partial(self._form, form) for form in site.others)
+        return replace(site, opened=self._found(site), others=others)
 
     def _form(self, form: Callable[[], Site | Reason]) -> Site | Reason:
         """The other form of a site, served likewise."""

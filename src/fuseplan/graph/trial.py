@@ -111,10 +111,12 @@ def measured(
     except Exception as error:  # a failure of one site never fails the model
         said = f"not measured: {problem_of(error)}"
         return Measured(
-            key, str(site.plan), framework.name, None, _allowed(site, 0.0), date, said=said
+            key, str(site.plan), framework.name, None, _allowed([site], 0.0), date, said=said
         ), False
     peer = _own(site, framework, values, want)
-    found = _checked([site, *_other(site)], framework, values, want, peer.error)
+    forms = list(forms_of(site))
+    allowed = _allowed(forms, peer.error)
+    found = _checked(forms, framework, values, want, allowed)
     watch = clock.watch()
     clock.protocol = HOW
     calls = found.calls | peer.calls
@@ -126,7 +128,7 @@ def measured(
         plan,
         framework.name,
         _finite(found.errors.get(plan)),
-        _allowed(site, peer.error),
+        allowed,
         date,
         _finite(peer.error) if peer.calls else None,
         {name: timing.median for name, timing in times.items()},
@@ -215,10 +217,10 @@ def _pieces(graph: Graph, site: Site, drawn: Mapping[str, Tensor]) -> Iterator[t
             begin = end or 0
 
 
-def _other(site: Site) -> list[Site]:
-    """The site in its other form, where the plan of that has a kernel."""
-    found = site.other() if site.other else None
-    return [found] if isinstance(found, Site) else []
+def forms_of(site: Site) -> Iterator[Site]:
+    """The site, and its other forms where the plans of these have kernels."""
+    yield site
+    yield from (form for form in (find() for find in site.others) if isinstance(form, Site))
 
 
 def _own(site: Site, framework: Framework, values: Mapping[str, Tensor], want: Any) -> _Peer:
@@ -232,11 +234,16 @@ def _own(site: Site, framework: Framework, values: Mapping[str, Tensor], want: A
 
 
 def _checked(
-    forms: list[Site], framework: Framework, values: Mapping[str, Tensor], want: Any, peer_error: float
+    forms: list[Site], framework: Framework, values: Mapping[str, Tensor], want: Any, allowed: float
 ) -> _Found:
-    """The plans that are right; the first problem is of the site's own plan."""
+    """The plans that are right; the first problem is of the site's own plan.
+
+    A plan of factors that are not rounded takes longer, and is tried where none with these is right.
+    """
     found = _Found({}, {})
     for form in forms:
+        if found.calls and _rounds(forms[0]) and not _rounds(form):
+            continue
         name = str(form.plan)
         try:
             call = framework.fused(form, values)
@@ -244,7 +251,6 @@ def _checked(
         except Exception as failed:  # a failure of one site never fails the model
             found.problem = found.problem or Reason(Why.FAILED, problem_of(failed))
             continue
-        allowed = _allowed(form, peer_error)
         if error <= allowed:
             found.calls[name] = call
         else:
@@ -269,10 +275,19 @@ def _finite(error: float | None) -> float | None:
     return error if error is not None and math.isfinite(error) else None
 
 
-def _allowed(site: Site, peer_error: float) -> float:
-    """The largest error that is right, beside a framework with an error of its own."""
-    stated = allowed_deviation(site.built.kernel, site.built.choice.template)
-    return 2 * min(peer_error, ANOTHER) + stated
+def _allowed(forms: list[Site], peer_error: float) -> float:
+    """The largest error that is right, beside a framework with an error of its own.
+
+    Whether the framework has rounded factors, its error tells, and so the least bound of the forms counts.
+    """
+    stated = (allowed_deviation(form.built.kernel, form.built.choice.template) for form in forms)
+    return 2 * min(peer_error, ANOTHER) + min(stated)
+
+
+def _rounds(site: Site) -> bool:
+    """Whether the factors of the site's products are rounded."""
+    contraction = site.built.kernel.contraction
+    return contraction is not None and contraction.precision != "full"
 
 
 def _fastest(calls: Mapping[str, Call], times: Mapping[str, Timing], first: str) -> str:

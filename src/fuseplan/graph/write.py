@@ -240,7 +240,9 @@ class _Writer:
         if fn == "sub" and axes == self._channel:
             one = np.ones((self.graph.types[self.region.start].shape or ())[self.src.channel_axis])
             return _linear(one if is_left else -one, 0 * one, name)
-        raise Unwritten(Reason(Why.FORMULA, f"{fn} of {name}, which is one element a channel"))
+        if fn == "mul":
+            return Stage(Scale(shared=True), {"scale": name})
+        raise Unwritten(Reason(Why.FORMULA, f"{fn} of {name}, which is one element"))
 
     def _along(self, fn: str, name: str, axes: Axes, is_left: bool) -> Stage:
         """x with a value that has the first axis and others, or all but the first."""

@@ -32,13 +32,19 @@ class Bias(Elementwise):
 class Scale(Elementwise):
     """x * scale
 
-    scale: (c,), one element a channel.
+    scale: (c,), one element a channel; with `shared` one element for all.
     """
 
-    scale = operand("channel")
+    scale = operand(lambda op, _: "shared" if op.shared else "channel")
+    shared: bool = False
 
     def apply(self, x: Scalar, scale: Scalar) -> Scalar:
         return x * scale
+
+    @classmethod
+    def samples(cls) -> Iterator[tuple[str, Op]]:
+        yield from super().samples()
+        yield "f32[2x5x3x7]", cls(shared=True)
 
 
 @operator

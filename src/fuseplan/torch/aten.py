@@ -132,6 +132,13 @@ def _product(given: Given, first: str, second: str) -> str:
     return given.layer(make(given.shape(other)[features], precision=precision), given.tensor(first), other)
 
 
+def _matmul(given: Given) -> str:
+    """Rows times a matrix. Stacks of matrices are torch's, or attention's."""
+    if len(given.shape(given.tensor("other"))) != 2 or len(given.shape(given.tensor("self"))) < 2:
+        raise LeftError(Why.SHAPE, given.type_of(given.tensor("other")))
+    return _product(given, "self", "other")
+
+
 def _matrix(given: Given, name: str) -> tuple[str, bool]:
     """The matrix that an argument is, or is the transpose of, and whether it is the transpose."""
     node, is_turned = given.maker(name), False
@@ -356,6 +363,7 @@ TABLE: dict[Any, Row] = {
     aten.amin.default: _reduction(Amin),
     aten.linear.default: _linear,
     aten.mm.default: lambda given: _product(given, "self", "mat2"),
+    aten.matmul.default: _matmul,
     aten.addmm.default: _addmm,
     aten.embedding.default: _embedding,
     aten.batch_norm.default: _batch_norm,

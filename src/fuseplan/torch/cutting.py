@@ -35,7 +35,17 @@ from fuseplan.torch.described import Described
 from fuseplan.torch.eager import Eager
 from fuseplan.torch.given import stands_for
 from fuseplan.torch.kernels import given_of, operators_text, target_of
-from fuseplan.torch.lying import ORDER, beside, by_stride, first, is_dense, joined, laid_out, order_of
+from fuseplan.torch.lying import (
+    ORDER,
+    beside,
+    by_stride,
+    drop_copies,
+    first,
+    is_dense,
+    joined,
+    laid_out,
+    order_of,
+)
 from fuseplan.torch.opening import Opened, joins_rows, opened_of, points
 from fuseplan.torch.operator import launched
 from fuseplan.torch.reader import ReadGraph, read
@@ -116,6 +126,7 @@ def fused(
         writer.write(site, opened[site.dst])
     for node in module.graph.nodes:
         node.target = VIEWS.get(node.target, node.target)
+    drop_copies(module.graph)
     writer.restore()
     computed = {found.makers.get(name) for site in cut.sites for node in site.nodes for name in node.outputs}
     for node in reversed(module.graph.nodes):
@@ -328,6 +339,7 @@ class _Writer:
         node, shape = self._makers[value], operand.shape
         node = self._read_as(node, shape, node.meta["val"].dtype, opened)  # (f, 1, 1) as (f,)
         if operand.spec is not None:
+            node = self._read_as(node, shape, DTYPES[operand.dtype], opened)  # as a wider src has it
             return self._lain(node, operand.spec)
         # A kernel converts it when it is bound; here it may have other elements in each call.
         is_changing = node.op == "call_function" or self._changing

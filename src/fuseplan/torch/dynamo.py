@@ -11,7 +11,6 @@ import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
-from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
 
 from fuseplan.errors import ArgumentError
@@ -19,11 +18,15 @@ from fuseplan.graph.choose import Mode, left_whole
 from fuseplan.graph.rules import Rule
 from fuseplan.graph.why import Reason
 from fuseplan.torch.arenas import Arenas
-from fuseplan.torch.cutting import fused
+from fuseplan.torch.cutting import Fusion, fused
+from fuseplan.torch.einsum import write_products
 from fuseplan.torch.heads import join_losses
 from fuseplan.torch.intact import keep_attention, restore_attention
+from fuseplan.torch.lifetimes import Lifetimes
 from fuseplan.torch.masks import fold_masks, hide_by_masks, simplify_masks
+from fuseplan.torch.partition import partitioned
 from fuseplan.torch.reporting import report_of, trace
+from fuseplan.torch.siblings import join_siblings
 from fuseplan.torch.trained import train_attention
 
 
@@ -71,20 +74,47 @@ def _compiled(
         given.recompile()
     how: dict[str, Any] = {"choose": options.choose, "rules": options.rules, "ranges": is_inference}
     how["inputs"] = example if _is_like(example, inputs) else ()
-    if options.rest == "inductor":
+    own = _own(given) if is_inference else []
+    form = partial(fused, given, device, joins=bool(own) and device.type == "cpu", **how)
+    is_beside = options.rest == "inductor" and not (own and _is_alone(form, options, own, device))
+    if is_beside:
         from fuseplan.torch import inductor
 
         how |= inductor.HOW
+        form = partial(fused, given, device, **how)
     if options.dryrun:
-        made = fused(given, device, is_built=False, **{**how, "choose": "predicted"})
+        made = form(is_built=False, choose="predicted")
         print(report_of(replace(made, cut=left_whole(made.cut, lost)) if lost else made, device))
         return _boxed(given.forward)
-    if options.rest == "inductor":
+    if is_beside:
         return inductor.compiled(given, inputs, device, is_inference=is_inference, **how)
-    own = _own(given) if is_inference else []
-    made = fused(given, device, joins=bool(own) and device.type == "cpu", **how)
+    made = form()
     trace(lambda: report_of(made, device))
     return _planned(made.module, own, device) if own else _boxed(made.module.forward)
+
+
+def _backward(
+    given: fx.GraphModule, inputs: Sequence[Any], options: Options, **more: Any
+) -> Callable[..., Any]:
+    """The graph of a backward pass; Inductor's kernels write what products that are joined read."""
+    if options.rest == "inductor":
+        join_siblings(given)
+    return _compiled(given, inputs, options, **more)
+
+
+def _is_alone(
+    form: Callable[..., Fusion], options: Options, own: Sequence[int], device: torch.device
+) -> bool:
+    """Whether plans leave Inductor nothing to fuse: no operator of a call's that reads another one's result.
+
+    Launches in an arena take less of the host's time than those in Inductor's programs.
+    """
+    if options.choose == "measured":  # sites are timed beside Inductor's kernels
+        return False
+    module = form(is_built=False).module
+    inputs = module.graph.find_nodes(op="placeholder")
+    lives = Lifetimes.of(module, [inputs[place] for place in own], on_gpu=device.type == "cuda")
+    return not lives.neighbours(module.graph)
 
 
 def _own(given: fx.GraphModule) -> list[int]:
@@ -149,11 +179,11 @@ def compile_graph(
         given: the graph.
         inputs: tensors like those of its calls.
         options: `rest` names what computes the operators that no plan does: `torch`, its operators one by one
-            (the default), or `inductor`, which also computes plans without weights. `choose` is that of
-            `fuseplan.torch.fuse`; beside Inductor, a site is timed beside the kernels that Inductor makes of
-            its operators, and then the graph beside Inductor's own of the whole graph. `dryrun=True` prints
-            the report on each graph; nothing is compiled, and torch runs the graph. `rules` is what
-            `fuseplan.rule` made.
+            (the default), or `inductor`, which also computes plans without weights, unless plans leave it
+            nothing to fuse. `choose` is that of `fuseplan.torch.fuse`; beside Inductor, a site is timed
+            beside the kernels that Inductor makes of its operators, and then the graph beside Inductor's own
+            of the whole graph. `dryrun=True` prints the report on each graph; nothing is compiled, and torch
+            runs the graph. `rules` is what `fuseplan.rule` made.
         mode: refused: torch's modes are Inductor's.
 
     Raises:
@@ -181,17 +211,18 @@ def _with_plans(
         how: the options.
         lost: why Inductor has the whole graph, for the report.
     """
+    write_products(given)
     fold_masks(given)
     keep_attention(given, inputs)
     join_losses(given, inputs)
     train_attention(given, inputs)
     forward = partial(_compiled, options=how, example=inputs, lost=lost)
-    backward = partial(_compiled, options=how, example=(), lost=lost)
+    backward = partial(_backward, options=how, example=(), lost=lost)
     inference = partial(forward, is_inference=True)
     made: Callable[..., Any] = aot_autograd(
         fw_compiler=forward,
         bw_compiler=backward,
         inference_compiler=inference,
-        partition_fn=min_cut_rematerialization_partition,  # cheap values are computed again, not kept
+        partition_fn=partitioned,
     )(given, inputs)
     return made

@@ -24,6 +24,7 @@ from fuseplan.errors import ArgumentError
 from fuseplan.stores import cache
 from fuseplan.tensors.torch_tensors import alike
 from fuseplan.torch.called import UnseenError, outline, recorded, repeats
+from fuseplan.torch.einsum import Products
 from fuseplan.torch.masks import hide_by_masks, simplify_masks
 from fuseplan.torch.own_backward import watched
 from fuseplan.torch.written import (
@@ -248,9 +249,10 @@ def _exported(
     try:
         with warnings.catch_warnings(), watched(module) as watch, contextlib.redirect_stderr(said):
             warnings.simplefilter("ignore")  # torch's own, of its parts
-            program = torch.export.export(
-                module, tuple(inputs), dict(kwargs), dynamic_shapes=dynamic_shapes, strict=False
-            )
+            with Products():
+                program = torch.export.export(
+                    module, tuple(inputs), dict(kwargs), dynamic_shapes=dynamic_shapes, strict=False
+                )
             program = program.run_decompositions({})
     except Exception as error:  # torch.export raises errors of many kinds, and prints its graph
         raise ArgumentError(f"torch.export does not take {_told(module, error)}") from error

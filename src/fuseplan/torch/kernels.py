@@ -90,6 +90,7 @@ def operands_in(operators: str, plan: FusionPlan, given: Tensors) -> list[torch.
 @functools.lru_cache(maxsize=4096)
 def _plan(operators: str, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> FusionPlan:
     operators = operators.rpartition(JOINS)[2]
+    strides = tuple(step or int(extent == 1) for step, extent in zip(strides, shape, strict=True))
     found = NAMED.match(operators)
     if found is None:  # the operators name the axes
         return FusionPlan.parse(f"{TensorSpec(shape, dtype, strides=strides)} {ARROW} {operators}")

@@ -95,6 +95,18 @@ class Lifetimes:
         given = node.args[2] if node.target is launched else ()
         return [each for each in given if each in self.known and each not in self.constant]
 
+    def neighbours(self, graph: fx.Graph) -> list[fx.Node]:
+        """Torch's own operators of each call that read another one's result, as it lies or laid out."""
+        results, found = set[fx.Node](), list[fx.Node]()
+        for node in graph.nodes:
+            if node.op != "call_function" or node in self.known or node.target is launched:
+                continue
+            is_near = not results.isdisjoint(node.all_input_nodes)
+            is_computing = node.target not in COPYING and not _tells_views(node)
+            found += [node] if is_near and is_computing else []
+            results |= {node} if is_near or is_computing else set()
+        return found
+
     def _launch(self, node: fx.Node, place: int, values: _Values) -> None:
         if not self.known.issuperset(node.args[2]) or not values.is_read_in_place(node):
             return
@@ -209,6 +221,7 @@ class _Values:
         for each in node.all_input_nodes:
             yield from storages(self.found[each])
 
+    @torch.no_grad()  # type: ignore[untyped-decorator]  # as of calls: `beside` copies where torch records
     def _made(self, node: fx.Node, module: fx.GraphModule) -> Any:
         if node.op == "get_attr":
             return pytree.tree_map_only(torch.Tensor, _empty, getattr(module, str(node.target)))

@@ -9,6 +9,7 @@ from torch import fx
 
 from fuseplan.language.layouts import dense, same_strides
 
+aten = torch.ops.aten
 ORDER = "fuseplan.order"  # in a node's meta: how a plan's result has its axes in memory; () with gaps
 
 
@@ -27,15 +28,44 @@ def order_of(tensor: torch.Tensor) -> list[int]:
     return by_stride(tensor.stride())
 
 
+def known_order(node: fx.Node) -> list[int]:
+    """The axes in memory of a plan's result, or of it with its axes permuted; none of other values."""
+    if node.target is aten.permute.default:
+        moved, axes = node.args
+    elif node.target is aten.transpose.int:
+        moved, *pair = node.args
+        axes = [*range(node.meta["val"].ndim)]
+        axes[pair[0]], axes[pair[1]] = axes[pair[1]], axes[pair[0]]
+    else:
+        return [*node.meta.get(ORDER, ())]
+    places = [each % len(axes) for each in axes]
+    return [places.index(each) for each in known_order(moved)]
+
+
+def is_in_order(shape: Sequence[int], one: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether two orders of axes are the same, but for those with one element."""
+    first, second = ([each for each in order if shape[each] > 1] for order in (one, other))
+    return first == second
+
+
 def is_copied(node: fx.Node) -> bool:
     """Whether `laid_out` copies the tensor that it is given: it lies in another order."""
     value, order, *_ = node.args
     assert isinstance(value, fx.Node)  # by the writer
     tensor = value.meta["val"]
-    lies = value.meta.get(ORDER, order_of(tensor))
-    return [each for each in lies if tensor.shape[each] > 1] != [
-        each for each in order if tensor.shape[each] > 1
-    ]
+    return not is_in_order(tensor.shape, value.meta.get(ORDER, order_of(tensor)), order)
+
+
+def drop_copies(graph: fx.Graph) -> None:
+    """Takes out torch's copies in order of results of plans that lie so: heads behind attention."""
+    output = next(iter(reversed(graph.nodes)))
+    for node in graph.find_nodes(op="call_function", target=aten.clone.default):
+        value, kind = node.args[0], node.kwargs.get("memory_format")
+        shape, order = value.meta["val"].shape, known_order(value)
+        is_lain = len(order) == len(shape) > 0 and is_in_order(shape, order, range(len(shape)))
+        if is_lain and kind is torch.contiguous_format and output not in node.users:
+            node.replace_all_uses_with(value)
+            graph.erase_node(node)
 
 
 def laid_out(tensor: torch.Tensor, order: tuple[int, ...], has_gaps: bool = False) -> torch.Tensor:

@@ -5,6 +5,7 @@ AOT autograd makes kernels of torch's out of attention before a backend sees it.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -32,6 +33,8 @@ from fuseplan.torch.kernels import kernel_on, laid, operators_text, plan_on, tar
 
 NAME, GRADIENTS = "fuseplan::trained_attention", "fuseplan::attention_gradients"
 WRT = ("src", "key", "value")
+# The views that repeat heads, the last one first, by the names of torch's functions and methods.
+REPEATING = (("reshape", "view", "flatten"), ("expand",), ("getitem", "unsqueeze"))
 TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
 Tensors = Sequence[torch.Tensor]
 
@@ -181,13 +184,44 @@ def train_attention(given: fx.GraphModule, inputs: Sequence[Any]) -> None:
         return
     for node in given.graph.find_nodes(op="call_function", target=SDPA):
         told = arguments_of(node)
-        plan = None if told is None else _plan_of(told)
+        forms = () if told is None else ({**told, **_grouped(told)}, told)
+        told, plan = next(((each, plan) for each in forms if (plan := _plan_of(each))), (None, None))
         if told is not None and plan is not None:
             axes = {each.name: each.shape for each in plan.operands if each.name in ("bias", "mask")}
             shape = next(iter(axes.values()), ())
             tensors = [told[name] for name in ("query", "key", "value", "attn_mask")]
             node.target, node.args, node.kwargs = attended, (*tensors, shape, operators_text(plan)), {}
     given.recompile()
+
+
+def _grouped(told: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of the same attention: keys and values of which each head is read by several queries."""
+    bases = {name: _repeated(told[name]) for name in ("key", "value")}
+    return {} if None in bases.values() else {**bases, "enable_gqa": True}
+
+
+def _repeated(node: Any) -> fx.Node | None:
+    """The value (b, h, t, d) of which each head is repeated n times in a value (b, h * n, t, d)."""
+    chain = [node]
+    for names in REPEATING:
+        last = chain[-1]
+        name = last.target if last.op == "call_method" else getattr(last.target, "__name__", "")
+        if name not in names or not last.args or not isinstance(last.args[0], fx.Node):
+            return None
+        chain.append(last.args[0])
+    values = [each.meta["example_value"] for each in chain]  # `x.split(1)[0]` is of several
+    whole, wide, one, base = (tuple(getattr(each, "shape", ())) for each in values)
+    is_one = len(base) == len("bhtd") and one == (*base[:2], 1, *base[2:]) and _keeps_all(chain[2])
+    is_wide = len(wide) == len(one) and wide == (*one[:2], wide[2], *one[3:])
+    is_whole = is_one and is_wide and whole == (base[0], base[1] * wide[2], *base[2:])
+    return chain[3] if is_whole else None
+
+
+def _keeps_all(node: fx.Node) -> bool:
+    """Whether a view has all elements in their order: `x[:, :, None]`, or `unsqueeze`."""
+    index = node.args[1] if node.target is operator.getitem else ()
+    parts = index if isinstance(index, tuple) else (index,)
+    return all(each is None or each is Ellipsis or each == slice(None) for each in parts)
 
 
 def _plan_of(told: Mapping[str, Any]) -> FusionPlan | None:

@@ -1,0 +1,137 @@
+"""Products of a backward pass that are one: the gradients of an input that several linear layers read.
+
+before: dx = da @ a + db @ b + dc @ c, with da.T @ x, db.T @ x and dc.T @ x
+after:  d = [da db dc], dx = d @ [a b c], and d.T @ x, whose rows are the three
+saves:  the sums' reading and writing, and the short tiles of narrow layers
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+
+aten = torch.ops.aten
+VIEWS = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
+LYING = (*VIEWS, aten.transpose.int, aten.permute.default, aten.clone.default)
+ALIGNMENT = 16  # bytes that the gradient of each weight begins on a multiple of
+
+
+class _Product(NamedTuple):
+    """A term of a sum: `grad @ weight`, and the gradient of the weight if it is `grad.T @ src`."""
+
+    node: fx.Node
+    grad: fx.Node
+    weight: fx.Node
+    of_weight: fx.Node | None
+    src: fx.Node | None
+
+
+def join_siblings(given: fx.GraphModule) -> None:
+    """Joins such products in a graph of ATen operators, where fewer bytes are moved.
+
+    Kernels write the gradients of layers into the joined value: those that operators of other libraries make
+    are copied, and so are the weights.
+    """
+    joined: set[fx.Node] = set()
+    for node in reversed(list(given.graph.nodes)):
+        sums: set[fx.Node] = set()
+        terms = [] if node in joined or node.target is not aten.add.Tensor else _terms(node, node, sums)
+        products = [_product(each) for each in terms]
+        if len(products) > 1 and _is_shorter(products):
+            _join(given.graph, node, products)
+            joined |= sums
+    given.graph.eliminate_dead_code()
+    given.recompile()
+
+
+def _terms(node: fx.Node, root: fx.Node, sums: set[fx.Node]) -> list[fx.Node]:
+    """The products whose sum a value is; none where a term is something else, or another one reads it."""
+    if node.target is aten.add.Tensor and (node is root or len(node.users) == 1):
+        sums.add(node)
+        if node.kwargs or any(
+            not isinstance(each, fx.Node) or not _is_like(each, root) for each in node.args
+        ):
+            return []
+        first, second = (_terms(each, root, sums) for each in node.args)
+        return first + second if first and second else []
+    while node.target in VIEWS and len(node.users) == 1:
+        node = node.args[0]
+    return [node] if node.target is aten.mm.default and len(node.users) == 1 else []
+
+
+def _is_like(node: fx.Node, other: fx.Node) -> bool:
+    one, two = node.meta["val"], other.meta["val"]
+    return one.dtype == two.dtype and all(type(each) is int for each in one.shape) and one.shape == two.shape
+
+
+def _product(node: fx.Node) -> _Product:
+    grad, weight = node.args
+    turned = (user for user in grad.users if user.target is aten.t.default)
+    found = [user for each in turned for user in each.users if user.target is aten.mm.default]
+    is_one = (
+        len(found) == 1 and found[0].args[0].target is aten.t.default and found[0].args[0].args[0] is grad
+    )
+    return _Product(node, grad, weight, found[0] if is_one else None, found[0].args[1] if is_one else None)
+
+
+def _is_shorter(products: Sequence[_Product]) -> bool:
+    """Whether the sums take more elements than the copies of weights and of gradients."""
+    src = products[0].src
+    is_alike = src is not None and all(each.src is src for each in products)
+    if not is_alike or len({each.grad for each in products}) < len(products):
+        return False
+    rows, channels = map(int, products[0].node.meta["val"].shape)
+    if channels * products[0].node.meta["val"].itemsize % ALIGNMENT:
+        return False
+    features = [int(each.grad.meta["val"].shape[1]) for each in products]
+    copied = sum(count for count, each in zip(features, products, strict=True) if _is_other(each.grad))
+    return 2 * (len(products) - 1) * rows * channels > 2 * sum(features) * channels + 2 * rows * copied
+
+
+def _is_other(node: fx.Node) -> bool:
+    """Whether an operator of another library's, or a product, makes the value, behind views."""
+    while node.target in LYING:
+        node = node.args[0]
+    return node.target is operator.getitem or node.op == "placeholder" or node.target is aten.mm.default
+
+
+def _join(graph: fx.Graph, total: fx.Node, products: Sequence[_Product]) -> None:
+    call = _calling(graph)
+    with graph.inserting_before(total):
+        grads = call(aten.cat.default, [each.grad for each in products], 1)
+        weights = call(aten.cat.default, [each.weight for each in products])
+        made = call(aten.view.default, call(aten.mm.default, grads, weights), total.meta["val"].shape)
+        whole = call(aten.mm.default, call(aten.t.default, grads), products[0].src)
+        begin = 0
+        for each in products:
+            assert each.of_weight is not None  # by `_is_shorter`
+            end = begin + each.grad.meta["val"].shape[1]
+            part, begin = call(aten.slice.Tensor, whole, 0, begin, end), end
+            _replace(each.of_weight, part)
+    total.replace_all_uses_with(made)
+
+
+def _replace(node: fx.Node, made: fx.Node) -> None:
+    """Puts a value into the place of one that may stand in front of it, with what is made of that there."""
+    for user in list(node.users):
+        if made < user:
+            user.replace_input_with(node, made)
+        else:
+            again = made.graph.node_copy(user, lambda each: made if each is node else each)
+            _replace(user, again)
+
+
+def _calling(graph: fx.Graph) -> Callable[..., fx.Node]:
+    def call(target: Any, *args: Any) -> fx.Node:
+        """A node with its value's description."""
+        node = graph.call_function(target, args)
+        values = fx.map_arg(args, lambda each: each.meta["val"])
+        with next(iter(node.all_input_nodes)).meta["val"].fake_mode:
+            node.meta["val"] = target(*values)
+        return node
+
+    return call
