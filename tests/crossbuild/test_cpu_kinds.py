@@ -131,11 +131,18 @@ def test_products_stay_in_registers(plan: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("plan", "word"),
-    [("bf16[64x256] -> linear(70) -> bias", "tdpbf16ps"), ("i8[64x256] -> linear(70)", "tdpbssd")],
+    ("plan", "word", "products", "tiles"),
+    [
+        ("bf16[64x256] -> linear(70) -> bias", "tdpbf16ps", 4, 4),
+        ("i8[64x256] -> linear(70)", "tdpbssd", 4, 4),
+        ("f32[64x256] -> linear(70)", "tdpbf16ps", 24, 14),
+    ],
 )
-def test_products_by_tiles(plan: str, word: str) -> None:
-    """A step of two by two tiles reads four and multiplies four; tiles are configured and released once."""
+def test_products_by_tiles(plan: str, word: str, products: int, tiles: int) -> None:
+    """A step of two by two tiles reads four and multiplies four; tiles are configured and released once.
+
+    In three parts, there are six products of each two tiles, and neighbours share a part.
+    """
     kernel, target = kernel_of(plan), target_of("cpu:amx")
     amx = next(template for template in TEMPLATES if template.name == "amx")
     source = next(iter(amx.candidates(kernel, target, "default"))).emit(kernel, target)
@@ -143,6 +150,6 @@ def test_products_by_tiles(plan: str, word: str) -> None:
         source.text, triple=TRIPLES["cpu:amx"], cpu=target.cpu, features=target.features
     )
     loop = max(innermost_loops(text), key=lambda loop: loop.count(word))
-    assert (loop.count(word), loop.count("tileloadd")) == (4, 4)
+    assert (loop.count(word), loop.count("tileloadd")) == (products, tiles)
     assert "(%rsp)" not in loop
     assert text.count("ldtilecfg") == text.count("tilerelease") == 1

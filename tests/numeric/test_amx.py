@@ -15,6 +15,7 @@ from closeness import assert_close, assert_same_exceptions
 from forced import forced, refusal_of
 from fuseplan.backends.cpu import toolchain
 from fuseplan.backends.cpu.templates.amx import Amx
+from fuseplan.backends.cpu.templates.direct import Direct
 from fuseplan.kernels.lower import lower
 from fuseplan.kernels.match import match
 from fuseplan.kernels.target import KINDS, Target, host_target
@@ -43,13 +44,13 @@ MATRICES = (
     ("3x21x17", 35),
 )
 PLANS = (
+    "bf16[2x64x9x11, nhwc] -> conv2d(64, kernel=3, padding=2, dilation=2) -> batch_norm -> add -> relu",
     "bf16[37x50] -> matmul(70, transposed=True) -> bias -> glu(silu)",
     "bf16[37x50] -> linear(2) -> glu",
     "bf16[40x64] -> linear(70) -> bias -> save(kept) -> gelu -> add",
     "bf16[300x1000] -> linear(100) -> bias -> cast(f32)",
     "i8[40x300] -> linear(70) -> dequantize(per=row) -> bias -> relu",
     "bf16[2x19x9x11, nhwc] -> conv2d(37, kernel=(3, 5), stride=2, padding=1) -> bias -> tanh",
-    "bf16[2x64x9x11, nhwc] -> conv2d(64, kernel=3, padding=2, dilation=2) -> batch_norm -> add -> relu",
     "bf16[1x66x9x9, nhwc] -> conv2d(50, kernel=1, groups=2, stride=2) -> relu",
     "bf16[1x70x5x5, nhwc] -> conv2d(9, kernel=1, padding=1) -> bias",
     "bf16[2x12x15, nwc] -> conv1d(20, kernel=3, padding=1, groups=2) -> bias",
@@ -73,15 +74,16 @@ def choices(plan: str, target: Target) -> Iterator[Amx]:
 
 @HAS_TILES
 @WEIGHTS
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
 @pytest.mark.parametrize(("src", "features"), MATRICES)
-def test_any_shape_and_weight(src: str, features: int, weight: str) -> None:
-    plan = FusionPlan.parse(f"bf16[{src}] -> matmul({features}{weight}) -> bias -> add -> relu")
+def test_any_shape_and_weight(src: str, features: int, weight: str, dtype: str) -> None:
+    plan = FusionPlan.parse(f"{dtype}[{src}] -> matmul({features}{weight}) -> bias -> add -> relu")
     assert_close(forced(plan, Amx, host()), random_arrays(plan, 1), slack=32)
 
 
 @HAS_TILES
 @pytest.mark.parametrize("threads", [1, 2, 5])
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("plan", [*PLANS, *(plan.replace("bf16", "f32") for plan in PLANS[:4])])
 def test_operators_and_convolutions(plan: str, threads: int) -> None:
     arrays = random_arrays(FusionPlan.parse(plan), 2)
     for chosen in choices(plan, host(threads)):
@@ -98,6 +100,8 @@ def test_operators_and_convolutions(plan: str, threads: int) -> None:
         "bf16[150x340] -> linear(130) -> bias",
         "bf16[150x340] -> linear(130) -> bias -> glu(silu)",
         "i8[150x700] -> linear(130)",
+        "f32[150x340] -> linear(130) -> bias -> gelu",
+        "f32[2x340x9x9, nhwc] -> conv2d(70, kernel=1, stride=2, padding=1) -> bias",
         "bf16[2x40x9x9, nhwc] -> conv2d(70, kernel=3, padding=1) -> bias",
         "bf16[2x340x9x9, nhwc] -> conv2d(70, kernel=1, stride=2, padding=1) -> bias",
     ],
@@ -121,10 +125,13 @@ def test_any_extent_of_an_open_axis(plan: str) -> None:
 
 
 @HAS_TILES
-@given(st.integers(1, 80), st.integers(2, 140), st.integers(2, 100), st.integers(1, 3), st.booleans())
-def test_any_size(rows: int, channels: int, features: int, threads: int, gated: bool) -> None:
+@given(
+    st.integers(1, 80), st.integers(2, 140), st.integers(2, 100), st.integers(1, 3), st.booleans(),
+    st.sampled_from(("bf16", "f32")),
+)  # fmt: skip
+def test_any_size(rows: int, channels: int, features: int, threads: int, gated: bool, dtype: str) -> None:
     tail = f"linear({2 * features}) -> glu(silu)" if gated else f"linear({features}) -> bias"
-    plan = FusionPlan.parse(f"bf16[{rows}x{channels}] -> {tail}")
+    plan = FusionPlan.parse(f"{dtype}[{rows}x{channels}] -> {tail}")
     assert_close(forced(plan, Amx, host(threads)), random_arrays(plan, 5), slack=32)
 
 
@@ -145,6 +152,28 @@ def test_error_stays_within_the_bound_that_is_claimed(rows: int, channels: int) 
     got, want = wide(compiled(**arrays)), reference(plan, arrays)
     size = reference(plan, {key: array.view(np.uint16) & 0x7FFF for key, array in arrays.items()})
     assert (np.abs(got - want) <= compiled.choice.template.error_bound(compiled.kernel) * size).all()
+
+
+@HAS_TILES
+@pytest.mark.parametrize("channels", [2, 5, 64, 300, 3072])
+def test_f32_is_as_exact_as_sums_of_f32(channels: int) -> None:
+    plan = FusionPlan.parse(f"f32[50x{channels}] -> linear(40)")
+    compiled, arrays = forced(plan, Amx, host()), random_arrays(plan, 11)
+    got, want = compiled(**arrays), reference(plan, arrays)
+    error = np.abs(got - want)
+    size = reference(plan, {key: np.abs(array) for key, array in arrays.items()})
+    assert (error <= compiled.choice.template.error_bound(compiled.kernel) * size).all()
+    plain = np.abs(forced(plan, Direct, host())(**arrays) - want)
+    assert error.mean() <= 1.5 * plain.mean() + 2.0**-26 * size.mean()
+
+
+@HAS_TILES
+def test_infinite_and_undefined_elements_of_f32_stay_in_their_rows_and_columns() -> None:
+    plan = FusionPlan.parse("f32[40x45] -> linear(40) -> bias")
+    arrays = random_arrays(plan, 8)
+    arrays["src"][[3, 17, 39], -1] = np.inf, -np.inf, np.nan
+    arrays["weight"][[5, 7], 0] = np.inf, np.nan
+    assert_same_exceptions(forced(plan, Amx, host()), arrays)
 
 
 @HAS_TILES
@@ -213,7 +242,7 @@ def test_threads_of_python_hold_no_tiles_afterwards() -> None:
 def test_refusals() -> None:
     for plan, kind, reason in (
         ("bf16[4x32] -> linear(8)", "cpu:avx512bf16", Reason.NO_TILES),
-        ("f32[4x32] -> linear(8)", "cpu:amx", Reason.TILE_DTYPE),
+        ("f16[4x32] -> linear(8)", "cpu:amx", Reason.TILE_DTYPE),
         ("i8[1x200000] -> linear(8)", "cpu:amx", Reason.TILE_DTYPE),
         ("bf16[4x32] -> relu -> linear(8)", "cpu:amx", Reason.PROLOGUE),
         ("bf16[4x32, strides=1:4] -> linear(8)", "cpu:amx", Reason.CHANNELS_FIRST),
@@ -222,6 +251,7 @@ def test_refusals() -> None:
         refusal = refusal_of(plan, Amx, KINDS[kind])
         assert refusal is not None, plan
         assert refusal.reason is reason
-    kernel = lower(match(FusionPlan.parse("bf16[4x32] -> linear(8)")))
-    strict = [claim.reason for claim in Amx.limits(kernel, KINDS["cpu:amx"], "strict") if not claim.holds]
-    assert strict == [Reason.ACCURACY]
+    for dtype in ("bf16", "f32"):
+        kernel = lower(match(FusionPlan.parse(f"{dtype}[4x32] -> linear(8)")))
+        strict = [claim.reason for claim in Amx.limits(kernel, KINDS["cpu:amx"], "strict") if not claim.holds]
+        assert strict == [Reason.ACCURACY]

@@ -67,6 +67,7 @@ TILED = (
     "bf16[2x19x9x11, nhwc] -> conv2d(37, kernel=(3, 5), stride=2, padding=1) -> bias -> tanh",
     "bf16[300x5000] -> linear(100) -> bias -> glu(silu)",
     "i8[33x700] -> linear(70)",
+    "f32[300x5000] -> linear(100) -> bias -> glu(silu)",
     "bf16[*x70] -> linear(100) -> bias",
 )
 

@@ -18,7 +18,8 @@ from fuseplan.errors import ArgumentError, BuildError
 from fuseplan.execution.stages import decide
 from fuseplan.export.c import CObject
 from fuseplan.export.c_packing import pack_function
-from fuseplan.kernels.packing import Halves, Join, Packing, Pad, Product, Reshape, Tiles, Transpose
+from fuseplan.kernels.packing import Halves, Join, Packing, Pad, Product, Reshape, Thirds, Tiles, Transpose
+from fuseplan.language.dtypes import dtype_of
 from fuseplan.measure.data import random_arrays
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.system import limits
@@ -190,27 +191,30 @@ CHAINS = (
     (Tiles(1, 3), Transpose((1, 0, 2))),
     (Reshape((2, 10)), Product(((1.0, 0.5), (0.1, 0.2), (0.3, -1.0))), Pad((3, 16)), Reshape((3, 4, 4))),
     (Transpose((1, 0)), Join(((Pad((6, 8)),), (Reshape((20,)),)))),
+    (Transpose((1, 0)), Pad((5, 8)), Reshape((5, 2, 4)), Thirds(1)),
 )
 
 
 @pytest.mark.usefixtures("c_compiler")
 def test_packing_in_c_gives_the_bytes_of_numpys(tmp_path: Path) -> None:
     packings = [Packing((4, 5), "f32", steps) for steps in CHAINS]
-    listed = [pack_function(f"f{place}", each, "float") for place, each in enumerate(packings)]
+    listed = [pack_function(f"f{place}", each) for place, each in enumerate(packings)]
     text = "#include <stdint.h>\n" + "\n".join(each.removeprefix("static inline ") for each in listed)
     (tmp_path / "packing.c").write_text(text)
     compiled_with(tmp_path, "-shared", "-fPIC", "packing.c", "-o", "packing.so")
     library = ctypes.CDLL(str(tmp_path / "packing.so"))
     whole = np.random.default_rng(1).standard_normal((4, 5)).astype(np.float32)
     for place, packing in enumerate(packings):
-        got = np.full(packing.extents, np.nan, np.float32)
+        if packing.made == "bf16":
+            whole.flat[:4] = np.inf, -np.inf, np.nan, np.finfo(np.float32).max
+        got = np.full(packing.extents, 7, dtype_of(packing.made).array)
         getattr(library, f"f{place}")(ctypes.c_void_p(whole.ctypes.data), ctypes.c_void_p(got.ctypes.data))
         np.testing.assert_array_equal(got, packing.of(whole))
 
 
 def test_a_step_without_c_is_refused() -> None:
     with pytest.raises(ValueError, match="has no code in C"):
-        pack_function("f", Packing((4, 5), "f32", (Halves(),)), "float")
+        pack_function("f", Packing((4, 5), "f32", (Halves(),)))
 
 
 def test_an_object_for_another_processor(tmp_path: Path) -> None:
@@ -222,7 +226,7 @@ def test_an_object_for_another_processor(tmp_path: Path) -> None:
 
 
 def test_a_header_says_that_tiles_need_permission() -> None:
-    for plan, says in (("bf16[20x64] -> linear(32)", True), ("f32[20x64] -> linear(32)", False)):
+    for plan, says in (("bf16[20x64] -> linear(32)", True), ("f16[20x64] -> linear(32)", False)):
         header = CObject(decide(plan, "cpu:amx"), "product", {}).header
         assert ("SYS_arch_prctl" in header) == says
 

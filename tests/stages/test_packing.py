@@ -20,10 +20,12 @@ from fuseplan.kernels.packing import (
     Reshape,
     Rounded,
     Step,
+    Thirds,
     Tiles,
     Transpose,
 )
 from fuseplan.kernels.target import parse_target
+from fuseplan.language.dtypes import widen
 from fuseplan.plans.plan import FusionPlan
 
 STEPS: tuple[tuple[Step, ...], ...] = (
@@ -124,6 +126,27 @@ def test_halves_add_up_to_the_whole() -> None:
     np.testing.assert_array_equal(high + left, whole)
     assert not (high.view(np.int32) & 0x1FFF).any(), "the first half has at most 11 bits"
     assert (np.abs(left) <= np.abs(whole) * 2.0**-11).all()
+
+
+@pytest.mark.parametrize(("shape", "axis"), [((1000,), 0), ((1000,), 1), ((40, 25), 1), ((2, 5, 100), 2)])
+def test_thirds_add_up_to_the_whole(shape: tuple[int, ...], axis: int) -> None:
+    generator = np.random.default_rng(1)
+    whole = generator.standard_normal(shape) * np.exp2(generator.integers(-90, 90, shape))
+    whole = whole.astype(np.float32)
+    step = Thirds(axis)
+    parts = step.of(whole)
+    assert parts.shape == step.after(shape)
+    assert parts.dtype == np.uint16
+    np.testing.assert_array_equal(widen(parts, "bf16").astype(np.float64).sum(axis), whole)
+
+
+def test_the_last_third_has_what_is_not_finite() -> None:
+    first, second, last = widen(Thirds(0).of(EDGES), "bf16")
+    np.testing.assert_array_equal(last[4:7], [np.inf, -np.inf, np.nan])  # the largest would become infinite
+    assert not first[4:].any()
+    assert not second[4:].any()
+    every_bit = np.array([0x7FFFFFFF, 0x7F800001], np.int32).view(np.float32)
+    assert np.isnan(widen(Thirds(0).of(every_bit), "bf16")[2]).all()
 
 
 def test_what_is_no_number_stays_none() -> None:

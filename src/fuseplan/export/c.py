@@ -131,7 +131,7 @@ class CObject:
         told = (
             f"{prod(packing.extents)} packed elements of {self.name}_pack_{key}, aligned to {ALIGNMENT} bytes"
         )
-        return Argument(key, dtype_of(packing.dtype).c, False, told)
+        return Argument(key, dtype_of(packing.made).c, False, told)
 
     def _macro(self, word: str) -> str:
         return f"{self.name}_{word}".upper()
@@ -233,7 +233,7 @@ class CObject:
             macro = self._macro(f"{slot.key}_elements")
             yield f"/* Packs {slot.key}, {Dense(packing.shape, packing.dtype)}, into {macro} elements. */"
             yield f"#define {macro} {prod(packing.extents)}"
-            yield pack_function(f"{self.name}_pack_{slot.key}", packing, dtype_of(packing.dtype).c) + "\n"
+            yield pack_function(f"{self.name}_pack_{slot.key}", packing) + "\n"
 
 
 def _bytes(content: bytes) -> str:

@@ -14,10 +14,12 @@ from fuseplan.kernels.packing import (
     Reshape,
     Step,
     Take,
+    Thirds,
     Tiles,
     Transpose,
     shape_after,
 )
+from fuseplan.language.dtypes import dtype_of
 
 Shape = tuple[int, ...]
 
@@ -30,12 +32,14 @@ class _Element:
         index: the place along each axis of the array that the walk has come to.
         inside: what holds where the element is none of the zeros.
         matrix: of the product, if there is one; its row is the loops' first variable.
+        third: which of three numbers of bf16 is packed; empty for the element itself.
     """
 
     index: list[str]
     inside: list[str] = field(default_factory=list)
     matrix: tuple[tuple[float, ...], ...] = ()
     row: str = ""
+    third: str = ""
 
     def back(self, step: Step, before: Shape, after: Shape) -> None:
         """Walks over a step, which made an array of shape `after` of one of shape `before`."""
@@ -60,13 +64,33 @@ class _Element:
         elif isinstance(step, Product):
             self.matrix, self.row = step.matrix, index[0]
             self.index = ["k", *index[1:]]
+        elif isinstance(step, Thirds):
+            self.third = index[step.axis]
+            self.index = [*index[: step.axis], *index[step.axis + 1 :]]
         else:
             raise ValueError(f"{step} has no code in C")
 
 
-def pack_function(name: str, packing: Packing, ctype: str) -> str:
-    """A C function that packs an operand: `void name(const ctype *from, ctype *to)`."""
-    lines = [f"static inline void {name}(const {ctype} *from, {ctype} *to) {{"]
+# As `Thirds` has it: LARGE and more are in the last alone.
+_THIRD = """\
+    {{
+        union {{ float number; uint32_t bits; }} whole = {{{value}}}, left = whole, made = {{0}};
+        for (int64_t k = 0; k <= {third}; ++k) {{
+            left.number -= made.number;
+            made.bits = (left.bits + (left.bits >> 16 & 1) + 0x7fff) & 0xffff0000;
+        }}
+        if ((whole.bits & 0x7fffffff) >= 0x7f7f8000) {{
+            made.bits = {third} < 2 ? 0 : whole.number != whole.number ? whole.bits | 0x400000 :
+                        (whole.bits & 0x80000000) | 0x7f800000;
+        }}
+        *to++ = (uint16_t)(made.bits >> 16);
+    }}"""
+
+
+def pack_function(name: str, packing: Packing) -> str:
+    """A C function that packs an operand: `void name(const float *from, float *to)`, in its dtypes."""
+    ctype, made = dtype_of(packing.dtype).c, dtype_of(packing.made).c
+    lines = [f"static inline void {name}(const {ctype} *from, {made} *to) {{"]
     lines += _chain(packing.steps, packing.shape, ctype)
     return "\n".join([*lines, "}"])
 
@@ -99,8 +123,12 @@ def _matrix(matrix: tuple[tuple[float, ...], ...]) -> Iterator[str]:
 def _written(element: _Element, place: str, ctype: str) -> Iterator[str]:
     place = place[1:-1] if place.startswith("(") else place
     condition = " && ".join(element.inside)
+    value = f"{condition} ? from[{place}] : 0" if condition else f"from[{place}]"
+    if element.third:
+        yield _THIRD.format(value=value, third=element.third)
+        return
     if not element.matrix:
-        yield f"        *to++ = {f'{condition} ? from[{place}] : 0' if condition else f'from[{place}]'};"
+        yield f"        *to++ = {value};"
         return
     yield "    {"
     yield "        double sum = 0;"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,20 +18,28 @@ from fuseplan.language.tensor import TensorSpec
 
 Array = NDArray[Any]
 Shape = tuple[int, ...]
+CHUNK = 1 << 15  # elements that a cache holds with what is made of them
 COLUMNS = 1 << 15  # of a product in float64: some MB of operands besides
 LINE = 16  # elements of 64 bytes of f32: no vector has more
+LARGE = float.fromhex("0x1.ffp127")  # the least number that rounds to an infinity of bf16
 HALF_UNIT = 1 << 12  # half of the last of 11 bits, in the bits of f32
 
 
 class Step:
-    """One step of a packing; its fields are numbers, or tuples of them."""
+    """One step of a packing; its fields are numbers, or tuples of them.
+
+    Attributes:
+        makes: the dtype of the array after the step; empty for that of the array before.
+    """
+
+    makes: ClassVar[str] = ""
 
     def after(self, shape: Shape) -> Shape:
         """The shape that an array of `shape` has after the step."""
         raise NotImplementedError
 
     def of(self, array: Array) -> Array:
-        """The array after the step, in the same dtype; a view where no element moves."""
+        """The array after the step; a view where no element moves."""
         raise NotImplementedError
 
 
@@ -175,6 +183,45 @@ def _to_11_bits(whole: Array) -> Array:
 
 
 @dataclass(frozen=True)
+class Thirds(Step):
+    """Of f32: three numbers of bf16, whose sum an element is, as bits along a new axis.
+
+    Each is what the earlier ones leave, rounded to nearest even. An infinity is all in the last: the other
+    factor's first stands against it, which has its sign. So are NaN, and numbers that bf16 makes infinite.
+    """
+
+    makes: ClassVar[str] = "bf16"
+    axis: int
+
+    def after(self, shape: Shape) -> Shape:
+        return (*shape[: self.axis], 3, *shape[self.axis :])
+
+    def of(self, array: Array) -> Array:
+        outer, inner = prod(array.shape[: self.axis]), prod(array.shape[self.axis :])
+        whole = np.ascontiguousarray(array, np.float32).reshape(outer, inner)
+        made = np.empty((outer, 3, inner), np.uint16)
+        count = max(1, CHUNK // max(1, inner))
+        for begin in range(0, outer, count):
+            made[begin : begin + count] = _thirds(whole[begin : begin + count])
+        return made.reshape(self.after(array.shape))
+
+
+def _thirds(whole: Array) -> Array:
+    """Rows of f32 as three rows of bf16 each."""
+    is_large = ~(np.abs(whole) < LARGE)  # or NaN
+    left = np.where(is_large, np.float32(0), whole)
+    made = np.empty((len(whole), 3, whole.shape[1]), np.uint16)
+    for number in range(3):
+        bits = left.view(np.uint32)
+        rounded = bits + (bits >> 16 & 1) + 0x7FFF
+        made[:, number] = rounded >> 16
+        left -= (rounded & 0xFFFF0000).view(np.float32)
+    large = whole[is_large].view(np.uint32) >> 16
+    made[:, 2][is_large] = np.where(np.isnan(whole[is_large]), large | 0x40, 0x7F80 | large & 0x8000)
+    return made
+
+
+@dataclass(frozen=True)
 class Join(Step):
     """Several chains of the same array, their results flat, one after another."""
 
@@ -193,7 +240,7 @@ class Packing:
 
     Attributes:
         shape: the operand's logical shape.
-        dtype: of the elements that the kernel reads: the operand's own, or the compute dtype.
+        dtype: of the elements that the steps are given: the operand's own, or the compute dtype.
         steps: from an array of `shape` to the kernel's, which lies dense.
     """
 
@@ -207,6 +254,11 @@ class Packing:
         return shape_after(self.steps, self.shape)
 
     @property
+    def made(self) -> str:
+        """The dtype of the packed array."""
+        return next((step.makes for step in reversed(self.steps) if step.makes), self.dtype)
+
+    @property
     def is_plain(self) -> bool:
         """Whether a dense array of its dtype is read where it lies."""
         array = np.empty(self.shape, np.int8)
@@ -214,7 +266,7 @@ class Packing:
         return made.size == array.size and made.flags.c_contiguous and np.may_share_memory(made, array)
 
     def of(self, array: Array) -> Array:
-        """The array, of the operand's size, packed in its own dtype: perhaps a view, with any strides."""
+        """The array, of the operand's size, packed: perhaps a view, with any strides."""
         return _applied(self.steps, array.reshape(self.shape))
 
     def after(self, order: tuple[int, ...]) -> Packing:
@@ -249,7 +301,7 @@ class Packing:
 
 STEPS: dict[str, type[Any]] = {
     kind.__name__.lower(): kind
-    for kind in (Reshape, Transpose, Pad, Take, Tiles, Product, Halves, Rounded, Join)
+    for kind in (Reshape, Transpose, Pad, Take, Tiles, Product, Halves, Rounded, Thirds, Join)
 }
 
 

@@ -230,7 +230,7 @@ class Reason(Catalogue):
         "the target has no products by tiles (AMX), or Linux does not let this process use them",
         "`direct` runs on any processor",
     )
-    TILE_DTYPE = ("tiles multiply bf16 by bf16, or i8 by i8", "`direct` takes any dtype")
+    TILE_DTYPE = ("tiles multiply f32 by f32, bf16 by bf16, or i8 by i8", "`direct` takes any dtype")
     SCATTERED_POSITIONS = (
         "the template reads the positions of a channel side by side",
         "Give src the default layout (ncw, nchw or ncdhw)",

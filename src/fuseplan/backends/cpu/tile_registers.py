@@ -8,6 +8,7 @@ Denormal numbers of bf16, and sums that would be denormal, are taken for 0; sums
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from fuseplan.backends.cpu.ir import Builder, Index, Value
@@ -28,21 +29,36 @@ class Factors:
     Attributes:
         word: of the instruction.
         sums: LLVM's type of a sum.
+        channels: of a row of a tile.
+        products: the parts of src and of the weight that are multiplied, one pair after another.
     """
 
     word: str
     sums: str
+    channels: int
+    products: tuple[tuple[int, int], ...] = ((0, 0),)
+
+    @property
+    def parts(self) -> int:
+        """Numbers whose sum a factor is."""
+        return 1 + max(max(pair) for pair in self.products)
 
 
-FACTORS = {"bf16": Factors("tdpbf16ps", "float"), "i8": Factors("tdpbssd", "i32")}
-FEATURES = {"bf16": "+amx-bf16", "i8": "+amx-int8"}  # LLVM's, of a processor
+# Of three parts of f32, the products that a rounding of f32 does not hide. Neighbours share a part.
+_OF_PARTS = ((0, 2), (0, 1), (1, 1), (1, 0), (0, 0), (2, 0))
+FACTORS = {
+    "bf16": Factors("tdpbf16ps", "float", 32),
+    "i8": Factors("tdpbssd", "i32", 64),
+    "f32": Factors("tdpbf16ps", "float", 32, _OF_PARTS),
+}
+FEATURES = {"bf16": "+amx-bf16", "i8": "+amx-int8", "f32": "+amx-bf16"}  # LLVM's, of a processor
 
 
 def factors_of(kernel: Kernel) -> Factors | None:
-    """What the kernel multiplies by tiles; None where it is not bf16 or i8, or sums of i8 exceed 32 bits."""
+    """What the kernel multiplies by tiles; None where it is another dtype, or sums of i8 exceed 32 bits."""
     dtype = kernel.src.dtype
-    is_plain = kernel.weight.dtype == dtype and kernel.compute_dtype == ("f32" if dtype == "bf16" else "f64")
-    fits = dtype == "bf16" or kernel.contraction.depth < 2**17
+    is_plain = kernel.weight.dtype == dtype and kernel.compute_dtype == ("f64" if dtype == "i8" else "f32")
+    fits = dtype != "i8" or kernel.contraction.depth < 2**17
     return FACTORS.get(dtype) if is_plain and fits else None
 
 
@@ -84,27 +100,56 @@ class Tiles:
         """Writes the sums."""
         self._move("tilestored64", rows, pointer, pitch)
 
-    def add(self, rows: int, src: Value, weight: Value, steps: Index, ahead: Value, lines: int) -> None:
-        """Adds the products of so many steps; of each, src and the weight have two tiles, side by side.
+    def add(
+        self,
+        rows: int,
+        src: Value,
+        weight: Value,
+        steps: int,
+        ahead: Value,
+        lines: int,
+        beside: Callable[[Index], None] = lambda _: None,
+    ) -> None:
+        """Adds the products of so many steps; of each part, src and the weight have two tiles, side by side.
 
         Every step brings so many lines from `ahead` on into the second cache. Without them, a product of
-        512x1024 by 1024 took 1.2 times as long on a Xeon with AMX.
+        512x1024 by 1024 took 1.2 times as long on a Xeon with AMX. They stand between the products: side by
+        side they wait for one another, and the tiles behind them. `beside(step)` writes more of a step's
+        code: a step multiplies for hundreds of cycles, in which vectors have nothing else to do.
         """
-        b = self.b
+        b, products = self.b, 2 * rows
+        all_products = [(pair, number) for pair in self.factors.products for number in range(products)]
+        count = len(all_products)
         with b.loop(0, steps, name="k") as step:
-            at = step * (2 * TILE_BYTES)
-            for line in range(lines):
-                b.prefetch(b.at(ahead, (step * lines + line) * LINE_BYTES, "i8"))
-            # A product begins as soon as its two tiles are there, and the loads of the next go on beside it.
-            self._read(_WEIGHT, weight, at)
-            for number in range(2 * rows):
-                row, column = divmod(number, 2)
-                if column == 0:
-                    self._read(_SRC + row, src, at + row * TILE_BYTES)
-                elif row == 0:
-                    self._read(_WEIGHT + 1, weight, at + TILE_BYTES)
-                numbers = (_SUMS + number, _SRC + row, _WEIGHT + column)
-                self._call(self.factors.word, *(f"i8 {each}" for each in numbers))
+            for at, (pair, number) in enumerate(all_products):
+                held = all_products[at - products][0] if at >= products else (None, None)
+                self._multiply(src, weight, step, number, pair, held)
+                for line in range(at * lines // count, (at + 1) * lines // count):
+                    b.prefetch(b.at(ahead, (step * lines + line) * LINE_BYTES, "i8"))
+            beside(step)
+
+    def _multiply(
+        self,
+        src: Value,
+        weight: Value,
+        step: Index,
+        number: int,
+        pair: tuple[int, int],
+        held: tuple[int, int] | tuple[None, None],
+    ) -> None:
+        """Adds the products of two tiles of a step, of a part of src and a part of the weight.
+
+        A product begins as soon as its two tiles are there, and the loads of the next go on beside it. Parts
+        that the registers hold are not read again.
+        """
+        row, column = divmod(number, 2)
+        begins = [(step * self.factors.parts + part) * (2 * TILE_BYTES) for part in pair]
+        if row == 0 and pair[1] != held[1]:
+            self._read(_WEIGHT + column, weight, begins[1] + column * TILE_BYTES)
+        if column == 0 and pair[0] != held[0]:
+            self._read(_SRC + row, src, begins[0] + row * TILE_BYTES)
+        numbers = (_SUMS + number, _SRC + row, _WEIGHT + column)
+        self._call(self.factors.word, *(f"i8 {each}" for each in numbers))
 
     def _read(self, number: int, pointer: Value, at: Index) -> None:
         place = self.b.at(pointer, at, "i8")

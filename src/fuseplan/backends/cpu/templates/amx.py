@@ -1,4 +1,4 @@
-"""Products of bf16 and i8 by tiles, which Intel's AMX multiplies."""
+"""Products of f32, bf16 and i8 by tiles, which Intel's AMX multiplies."""
 
 from __future__ import annotations
 
@@ -15,18 +15,23 @@ from fuseplan.backends.cpu.templates.amx_writer import (
     SUMS_BYTES,
     AmxKnobs,
     AmxWriter,
-    channels_of,
     panels_of,
     steps_of,
 )
-from fuseplan.backends.cpu.tile_registers import FEATURES, LANES, ROW_BYTES, factors_of
+from fuseplan.backends.cpu.tile_registers import FACTORS, FEATURES, LANES, ROW_BYTES, factors_of
 from fuseplan.backends.cpu.tiling import is_per_image, sheet
 from fuseplan.backends.parts import gates_beside
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel, KernelOperand
-from fuseplan.kernels.packing import Packing, Pad, Reshape, Step, Transpose
+from fuseplan.kernels.packing import Packing, Pad, Reshape, Step, Thirds, Transpose
 from fuseplan.kernels.target import Target
-from fuseplan.kernels.template import Accuracy, Template, lanes
+from fuseplan.kernels.template import (
+    Accuracy,
+    Template,
+    lanes,
+    summation_bound,
+    unit_roundoff,
+)
 from fuseplan.messages.reasons import Claim, Reason, claim
 
 _DEPTH = 8  # steps whose part of a panel, 16 KiB, stays in the first cache beside rows
@@ -35,7 +40,11 @@ _LEAST_PANELS = 16  # of a task of many rows
 
 @dataclass(frozen=True)
 class Amx(AmxKnobs):
-    """Tiles of 16 rows x 16 features in AMX's registers; any channels-last convolution of bf16 or i8.
+    """Tiles of 16 rows x 16 features in AMX's registers; any channels-last convolution of f32, bf16 or i8.
+
+    A factor of f32 is the sum of three numbers of bf16, of which six pairs are multiplied: together they take
+    half of the time of f32 in vectors (Henry, Tang and Heinecke, Leveraging the bfloat16 Artificial
+    Intelligence Datatype For Higher-Precision Computations, 2019).
 
     reads:  src once for each block of panels, copied as tiles; weight once for each block of rows
     writes: dst once
@@ -44,7 +53,7 @@ class Amx(AmxKnobs):
     Attributes:
         rows: output positions of a task.
         panels: panels of 32 features of a task.
-        depth: steps, of 32 channels in bf16 and 64 in i8, whose part of a panel stays in the first cache.
+        depth: steps, of 64 channels in i8 and 32 otherwise, whose part of a panel stays in the first cache.
         extent: steps whose part of the task's rows stays in the second cache.
     """
 
@@ -80,25 +89,45 @@ class Amx(AmxKnobs):
 
     @classmethod
     def _of(cls, kernel: Kernel, target: Target, rows: int) -> Template:
-        steps = steps_of(kernel)
-        extent, panels = _extent(target, rows, steps), _panels(kernel, target, rows)
+        steps, parts = steps_of(kernel), FACTORS[kernel.src.dtype].parts
+        extent, panels = _extent(target, rows * parts, steps), _panels(kernel, target, rows)
         if extent < steps:
             panels = min(panels, max(1, target.l2_bytes // 2 // (rows * SUMS_BYTES)))
-        return cls(rows, panels, min(_DEPTH, steps) if rows > BLOCK else steps, extent)
+        # Parts of f32 are multiplied twice as often as they are read: the second cache keeps up.
+        is_near = parts == 1 and rows > BLOCK
+        return cls(rows, panels, min(_DEPTH, steps) if is_near else extent, extent)
+
+    @staticmethod
+    def bound(kernel: Kernel) -> float:
+        """One rounding per product; of f32, one of each sum of 32 products of parts, and two of the parts.
+
+        The pairs that are left out are at most two roundings of the product. A step's pairs are summed in two
+        halves.
+        """
+        if FACTORS[kernel.src.dtype].parts == 1:
+            return summation_bound(kernel)
+        steps = 6 * steps_of(as_rows(kernel))
+        return (2 + min(LANES, kernel.contraction.depth) + 1 + steps) * unit_roundoff(kernel)
 
     def waste(self, kernel: Kernel, target: Target) -> float:
         """Whole tiles multiply six times as fast as vectors: 1.1 to 1.4 TFLOP/s on a core of a Xeon with AMX.
 
-        A copied element takes as long as 15 operations, one of the weight that is read again as long as 8.
+        A copied element takes as long as 15 operations, one of the weight that is read again as long as 8. In
+        parts of f32, tiles are 1.9 times as fast, a copied element takes as long as 80, or 100 under several
+        taps, one of the weight 37, 10 where it is read again, and one of the result 25.
         """
         kernel = as_rows(kernel)
         conv = kernel.contraction
         features = panels_of(conv) * PANEL / conv.features_per_group
-        channels = steps_of(kernel) * channels_of(kernel) / conv.depth
+        channels = steps_of(kernel) * FACTORS[kernel.src.dtype].channels / conv.depth
         rows = -(-self.rows // LANES) * LANES / self.rows
         copies, count = -(-panels_of(conv) // self.panels), sheet(kernel)
-        again = -(-count // self.rows) - 1
-        moved = 15 * copies / conv.features_per_group + 8 * again / count
+        blocks = -(-count // self.rows)
+        if FACTORS[kernel.src.dtype].parts > 1:
+            copied = 80 if conv.taps == 1 else 100
+            moved = copied * copies / conv.features_per_group + (27 + 10 * blocks) / count + 25 / conv.depth
+            return rows * features * channels / 1.92 + moved / 2
+        moved = 15 * copies / conv.features_per_group + 8 * (blocks - 1) / count
         return rows * features * channels / 6 + moved / 2
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
@@ -115,7 +144,7 @@ class Amx(AmxKnobs):
         """
         conv, panels = kernel.contraction, panels_of(kernel.contraction)
         groups = conv.groups * (conv.batch if conv.weight_per_batch else 1)
-        chunks, beside = steps_of(kernel) // conv.taps, channels_of(kernel) // LANES
+        chunks, beside = steps_of(kernel) // conv.taps, FACTORS[kernel.src.dtype].channels // LANES
         inner = conv.channels_per_group, conv.taps
         gates = gates_beside(kernel.parts, panels * PANEL // 2, lanes(kernel, target), inner)
         features = panels * PANEL if gates else conv.features_per_group
@@ -125,6 +154,7 @@ class Amx(AmxKnobs):
             Pad((groups, panels * PANEL, chunks * beside * LANES, conv.taps)),
             Reshape((groups, panels, 2, LANES, chunks, LANES, beside, conv.taps)),
             Transpose((0, 1, 7, 4, 2, 5, 3, 6)),
+            *((Thirds(4),) if FACTORS[kernel.src.dtype].parts > 1 else ()),
         )
 
 
@@ -140,10 +170,10 @@ def _rows(kernel: Kernel, target: Target, most: int) -> int:
 
 
 def _extent(target: Target, rows: int, steps: int) -> int:
-    """Steps that stay in the second cache: all, or those that fit a quarter of it, beside sums in a half."""
-    if rows * steps * ROW_BYTES <= target.l2_bytes // 2:
-        return steps
-    return max(_DEPTH, target.l2_bytes // 4 // (rows * ROW_BYTES) // _DEPTH * _DEPTH)
+    """Steps that stay in the second cache: all that fit a half of it, or equal parts, beside sums."""
+    most = max(_DEPTH, target.l2_bytes // 2 // (rows * ROW_BYTES))
+    slices = -(-steps // most)
+    return steps if slices == 1 else -(-steps // slices // _DEPTH) * _DEPTH
 
 
 def _panels(kernel: Kernel, target: Target, rows: int) -> int:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from math import prod
 
@@ -15,17 +15,26 @@ from fuseplan.backends.cpu.ir_text import I1, I64, vector
 from fuseplan.backends.cpu.loops import LINE_BYTES, ceil_div, even, nested, offset_of, pieces, places, within
 from fuseplan.backends.cpu.rows import as_rows
 from fuseplan.backends.cpu.staging import Staged
-from fuseplan.backends.cpu.tile_registers import LANES, ROW_BYTES, ROWS, TILE_BYTES, Tiles, factors_of
+from fuseplan.backends.cpu.tile_registers import (
+    FACTORS,
+    LANES,
+    ROW_BYTES,
+    ROWS,
+    TILE_BYTES,
+    Tiles,
+    factors_of,
+)
 from fuseplan.backends.cpu.tiling import is_per_image, is_run, sheet
 from fuseplan.kernels.contraction import Contraction
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel
+from fuseplan.kernels.packing import LARGE
 from fuseplan.kernels.target import Target
 
 BLOCK = 2 * ROWS  # rows of two tiles
 PANEL = 2 * LANES  # features of two tiles
 SUMS_BYTES = 2 * ROW_BYTES  # of a row of a panel
-STEP_BYTES = 2 * TILE_BYTES  # of a step of a block of rows, or of a panel
+PART_BYTES = 2 * TILE_BYTES  # of a part of a step of a block of rows, or of a panel
 
 
 @dataclass(frozen=True)
@@ -38,14 +47,10 @@ class AmxKnobs(model.SumOfProducts):
     extent: int
 
 
-def channels_of(kernel: Kernel) -> int:
-    """Channels of a step."""
-    return ROW_BYTES // kernel.src.itemsize
-
-
 def steps_of(kernel: Kernel) -> int:
     """Steps of a sum, each of channels of one tap."""
-    return kernel.contraction.taps * -(-kernel.contraction.channels_per_group // channels_of(kernel))
+    channels = FACTORS[kernel.src.dtype].channels
+    return kernel.contraction.taps * -(-kernel.contraction.channels_per_group // channels)
 
 
 def panels_of(conv: Contraction) -> int:
@@ -61,6 +66,17 @@ class Rows:
     group: Index
     first: Index
     count: Index
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A panel of the weight for a task's rows: where it begins, and the sums of the first block of rows."""
+
+    rows: Rows
+    number: Index
+    features: int
+    weight: Value
+    sums: Value
 
 
 class AmxWriter:
@@ -84,13 +100,15 @@ class AmxWriter:
         # A thread's own part of the workspace: the rows of a task, by so many steps, and behind them sums.
         blocks = -(-knobs.rows // BLOCK)
         self.held = knobs.extent if conv.taps == 1 else self.steps
-        rows_bytes = blocks * self.held * STEP_BYTES
-        self.lines = STEP_BYTES // LINE_BYTES // blocks if blocks > 1 else 0
+        self.step_bytes = factors.parts * PART_BYTES
+        rows_bytes = blocks * self.held * self.step_bytes
+        self.lines = self.step_bytes // LINE_BYTES // blocks if blocks > 1 else 0
         self.is_whole = knobs.depth >= self.steps
         # Sums stay in memory while other blocks of rows come; and other panels, if not all channels do.
+        # Those of the last block of rows stay until results are made of them beside the products of the next.
         kept = (knobs.panels if knobs.extent < self.steps else 1) * blocks
         self.panel_bytes = 0 if kept == blocks else blocks * BLOCK * SUMS_BYTES
-        self.own_bytes = rows_bytes + BLOCK * SUMS_BYTES * (1 if self.is_whole else kept)
+        self.own_bytes = rows_bytes + BLOCK * SUMS_BYTES * (2 if self.is_whole else kept)
         own = self.frame.thread * self.own_bytes
         self.room = self.b.at(self.frame.pointer("workspace"), own, "i8")
         self.sums = self.b.at(self.room, rows_bytes, "i8")
@@ -105,11 +123,18 @@ class AmxWriter:
         share = knobs.panels if is_sliced else even(self.frame, self.panels, parts, knobs.panels)
         panel_blocks = ceil_div(self.panels, share)
         self.tiles.begin()
+        held = b.variable(I64, -1)
         with self.frame.tasks(parts * panel_blocks) as task:
             image, block, group, panel_block = places(task, (images, blocks, conv.groups, panel_blocks))
             first, stop = within(b, block, knobs.rows, self.count)
             panels = within(b, panel_block, share, self.panels)
-            self._panels(Rows(image if self.per_image else None, group, first, stop - first), panels)
+            rows = Rows(image if self.per_image else None, group, first, stop - first)
+            if not is_sliced:  # a thread's tasks follow one another, most of them of the same rows
+                same = task // panel_blocks
+                with b.when(b.compare("ne", held.get(), same)):
+                    self._copy(rows, 0, self.steps)
+                held.set(same)
+            self._panels(rows, panels)
         self.tiles.end()
         return self.frame.source(per_thread=self.own_bytes)
 
@@ -118,11 +143,11 @@ class AmxWriter:
     def _copy(self, rows: Rows, begin: Index, extent: int) -> None:
         """Some steps of a task's rows as tiles; what is padding, or behind the last channel, is zero."""
         b, conv, image = self.b, self.conv, rows.image
-        size = channels_of(self.kernel)
+        size = self.factors.channels
         within = (begin * size, (begin + extent) * size) if conv.taps == 1 else None
         group = rows.group * conv.channels_per_group
         with b.loop(0, rows.count, name="row") as row:
-            block = row // BLOCK * (self.held * STEP_BYTES)
+            block = row // BLOCK * (self.held * self.step_bytes)
             line = b.at(self.room, block + row % BLOCK * ROW_BYTES, "i8")
             if is_run(self.src):
                 before: Index = 0 if image is None else image * self.src.image
@@ -157,19 +182,21 @@ class AmxWriter:
             ]
             offset = offset_of([own, *inside], (self.src.image, *self.src.strides)) + channel
             tap = offset_of(taps, [prod(conv.kernel[axis + 1 :]) for axis in range(len(taps))])
-            self._copy_tap(b.at(line, tap * (chunks * STEP_BYTES), "i8"), offset, tests, within)
+            self._copy_tap(b.at(line, tap * (chunks * self.step_bytes), "i8"), offset, tests, within)
 
     def _copy_tap(
         self, line: Value, offset: Index, tests: Sequence[Value], within: tuple[Index, Index] | None
     ) -> None:
         """The channels under one tap, or some of them, if it lies in src: a row of each step's tile."""
-        b, channels, begin = self.b, channels_of(self.kernel), within[0] if within else 0
+        b, channels, begin = self.b, self.factors.channels, within[0] if within else 0
         kind = vector(channels, self.element)
         is_inside = b.both(tests)
         first = b.at(self.frame.pointer("src"), offset, self.element)
 
         def put(start: Index, value: Value) -> None:
-            b.store(value, b.at(line, (start - begin) * (STEP_BYTES // channels), "i8"), align=ROW_BYTES)
+            place = b.at(line, (start - begin) * (self.step_bytes // channels), "i8")
+            for number, part in enumerate(self._parts(value)):
+                b.store(part, b.at(place, number * PART_BYTES, "i8"), align=ROW_BYTES)
 
         def read(start: Index, count: int) -> None:
             put(start, b.load_first(b.at(first, start, self.element), count, kind))
@@ -184,6 +211,19 @@ class AmxWriter:
             with b.when(b.op(I1, f"xor i1 {is_inside.name}, true")):
                 pieces(b, extent, channels, clear, name="channel", within=within)
 
+    def _parts(self, x: Value) -> list[Value]:
+        """The parts of elements of f32, as `Thirds` has them; elements of other dtypes as they are."""
+        if self.factors.parts == 1:
+            return [x]
+        b = self.b
+        size = b.intrinsic("llvm.fabs", x.type, x)
+        is_large = b.compare("uge", size, LARGE)
+        left, parts = b.select(is_large, 0.0, x), []
+        for _ in range(2):
+            parts.append(b.convert("fptrunc", left, "bfloat"))
+            left = left - b.convert("fpext", parts[-1], "float")
+        return [*parts, b.convert("fptrunc", b.select(is_large, x, left), "bfloat")]
+
     # ---- products
 
     def _panels(self, rows: Rows, panels: tuple[Index, Index]) -> None:
@@ -193,67 +233,90 @@ class AmxWriter:
         if rows.image is not None and conv.weight_per_batch:
             matrix = rows.image * conv.groups + rows.group
         weight = self.frame.pointer("operand", self.kernel.weight.key)
-        blocks = ceil_div(rows.count, BLOCK)
 
-        def panel_of(begin: Index, extent: int, panel: Index, features: int) -> None:
-            own = b.at(weight, (matrix * self.panels + panel) * (self.steps * STEP_BYTES), "i8")
-            kept = b.at(self.sums, (panel - panels[0]) * self.panel_bytes, "i8")
-            base = begin if conv.taps == 1 else 0
+        def panel_of(begin: Index, extent: int, number: Index, features: int) -> None:
+            own = b.at(weight, (matrix * self.panels + number) * (self.steps * self.step_bytes), "i8")
+            kept = b.at(self.sums, (number - panels[0]) * self.panel_bytes, "i8")
+            panel = Panel(rows, number, features, own, kept)
+            # A slice of a panel in one part is followed by that of the next panel.
+            follows = self.steps if self.knobs.depth >= extent else self.knobs.depth
 
             def part(start: Index, steps: int) -> None:
-                step = begin + start
-                with b.loop(0, blocks, name="block") as block:
-                    sums = kept if self.is_whole else b.at(kept, block * (BLOCK * SUMS_BYTES), "i8")
-                    left = rows.count - block * BLOCK
-                    src = b.at(self.room, (block * self.held + step - base) * STEP_BYTES, "i8")
-                    self._block(block, left, src, own, sums, step, steps)
-                    with b.when(b.compare("eq", b.const(step + steps, I64), self.steps)):
-                        those = replace(rows, first=rows.first + block * BLOCK, count=b.smaller(left, BLOCK))
-                        self._finish(sums, those, panel, features)
+                src = b.at(self.room, (start if conv.taps == 1 else begin + start) * self.step_bytes, "i8")
+                self._blocks(panel, src, begin + start, steps, follows)
 
             pieces(b, extent, self.knobs.depth, part, name="step")
 
         def slice_of(begin: Index, extent: int) -> None:
-            if conv.taps == 1:
+            if self.knobs.extent < self.steps and conv.taps == 1:
                 self._copy(rows, begin, extent)
             run = partial(panel_of, begin, extent)
             pieces(b, conv.features_per_group, PANEL, run, name="panel", within=panels, numbered=True)
 
-        if conv.taps > 1:
+        if self.knobs.extent < self.steps and conv.taps > 1:
             self._copy(rows, 0, self.steps)
         pieces(b, self.steps, self.knobs.extent, slice_of, name="slice")
 
+    def _blocks(self, panel: Panel, src: Value, step: Index, steps: int, follows: int) -> None:
+        """Some steps of all rows; beside a block's products, the results of the block before are made."""
+        b, rows = self.b, panel.rows
+        blocks, each = ceil_div(rows.count, BLOCK), ceil_div(BLOCK, steps)
+        is_last = b.compare("eq", b.const(step + steps, I64), self.steps)
+        with b.loop(0, blocks, name="block") as block:
+            pending = b.select(b.both([is_last, b.compare("sgt", block, 0)]), BLOCK, b.const(0, I64))
+
+            def beside(at: Index) -> None:
+                if pending.name != "0":
+                    self._finish(panel, block - 1, (at * each, b.smaller((at + 1) * each, pending)))
+
+            own = b.at(src, block * (self.held * self.step_bytes), "i8")
+            self._block(panel, block, own, step, steps, follows, beside)
+        with b.when(is_last):
+            self._finish(panel, blocks - 1, (0, rows.count - (blocks - 1) * BLOCK))
+
+    def _sums(self, panel: Panel, block: Index) -> Value:
+        return self.b.at(panel.sums, (block % 2 if self.is_whole else block) * (BLOCK * SUMS_BYTES), "i8")
+
     def _block(
-        self, block: Index, left: Index, src: Value, weight: Value, sums: Value, step: Index, steps: int
+        self,
+        panel: Panel,
+        block: Index,
+        src: Value,
+        step: Index,
+        steps: int,
+        follows: int,
+        beside: Callable[[Index], None],
     ) -> None:
         """Adds some steps' products to the sums of a block of rows; of 16 rows or fewer, one tile of them."""
         b, tiles = self.b, self.tiles
-        own = b.at(weight, step * STEP_BYTES, "i8")
+        own, sums = b.at(panel.weight, step * self.step_bytes, "i8"), self._sums(panel, block)
+        left = panel.rows.count - block * BLOCK
         is_first = b.compare("eq", b.const(step, I64), 0)
-        # The blocks of rows share out what of the panel follows behind these steps.
-        ahead = b.at(own, steps * STEP_BYTES + block * (steps * self.lines * LINE_BYTES), "i8")
+        # The blocks of rows share out the steps that follow.
+        ahead = b.at(own, follows * self.step_bytes + block * (steps * self.lines * LINE_BYTES), "i8")
         for rows, how in ((2, "sgt"), (1, "sle")):
             with b.when(b.compare(how, b.const(left, I64), ROWS)):
                 with b.when(is_first):
                     tiles.zero(rows)
                 with b.when(b.compare("ne", b.const(step, I64), 0)):
                     tiles.load(rows, sums, SUMS_BYTES)
-                tiles.add(rows, src, own, steps, ahead, self.lines)
+                tiles.add(rows, src, own, steps, ahead, self.lines, beside)
                 tiles.store(rows, sums, SUMS_BYTES)
 
     # ---- results
 
-    def _finish(self, sums: Value, rows: Rows, panel: Index, features: int) -> None:
-        """The operators behind the product, row by row."""
-        b, each = self.b, self.results.each
-        feature = b.const(self.results.first(rows.group, panel * PANEL), I64)
+    def _finish(self, panel: Panel, block: Index, within: tuple[Index, Index]) -> None:
+        """The operators behind the product of some rows of a block, row by row."""
+        b, each, features = self.b, self.results.each, panel.features
+        rows, sums = panel.rows, self._sums(panel, block)
+        feature = b.const(self.results.first(rows.group, panel.number * PANEL), I64)
         image: Index = 0 if rows.image is None else rows.image * prod(self.conv.dst_spatial)
         element, lanes = self.factors.sums, self.frame.lanes
         vectors = -(-features // (each * lanes)) * each
-        with b.loop(0, rows.count, name="row") as row:
+        with b.loop(*within, name="row") as row:
             line = b.at(sums, row * SUMS_BYTES, "i8")
             values = [b.load(b.at(line, j * lanes, element), vector(lanes, element)) for j in range(vectors)]
             if element != b.element:
                 values = [b.convert("sitofp", value, b.element) for value in values]
-            begin = (image + rows.first + row) * self.kernel.pitch
+            begin = (image + rows.first + block * BLOCK + row) * self.kernel.pitch
             self.results.store(values, begin, feature, features // each, {})
