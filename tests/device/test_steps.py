@@ -11,7 +11,8 @@ import torch
 from benchmarks import training
 from benchmarks.zoo import TRAINED
 from fuseplan.measure.clock import Protocol
-from fuseplan.torch import trained
+from fuseplan.plans.plan import FusionPlan
+from fuseplan.torch import kernels, trained
 
 pytest.importorskip("transformers")
 
@@ -28,9 +29,9 @@ SMALL = {
 def test_a_step_with_grouped_heads_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
     """And keeps less memory than torch.compile's."""
     taken: list[str] = []
-    text_of = trained.operators_text
+    text_of = kernels.operators_text
 
-    def kept(plan: trained.FusionPlan) -> str:
+    def kept(plan: FusionPlan) -> str:
         taken.append(text_of(plan))
         return taken[-1]
 

@@ -157,13 +157,20 @@ def test_padding_is_a_row_of_the_table() -> None:
         fused.run("embedding(5, features=3, padding=5)", indices(), weight=torch.randn(5, 3))
 
 
+class Sums(nn.Module):  # type: ignore[misc]
+    """Operators that no plan computes."""
+
+    def forward(self, src: torch.Tensor) -> torch.Tensor:
+        return src.cumsum(1).flip(1)
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's own, of Inductor's imports
 @pytest.mark.parametrize(("last", "is_plan"), [(nn.Linear(24, 8), False), (nn.LayerNorm(24), True)])
 def test_beside_inductor_an_embedding_alone_is_inductors(
     last: nn.Module, is_plan: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     torch._dynamo.reset()
-    module = nn.Sequential(nn.Embedding(11, 24), last)
+    module = nn.Sequential(nn.Embedding(11, 24), last, Sums())
     options = {"rest": "inductor", "dryrun": True}
     with torch.no_grad():
         torch.compile(module, backend="fuseplan", options=options)(torch.zeros(2, 5, dtype=torch.int64))

@@ -123,20 +123,15 @@ def _linear(given: Given) -> str:
 
 
 def _product(given: Given, first: str, second: str) -> str:
-    """A matrix times a matrix; those that were only transposed before are read as they lie."""
+    """Rows times a matrix; matrices that were only transposed before are read as they lie."""
+    if len(given.shape(given.tensor(second))) != 2 or len(given.shape(given.tensor(first))) < 2:
+        raise LeftError(Why.SHAPE, given.type_of(given.tensor(second)))  # a stack of them
     precision = given.precision("matmul")
     (src, src_turned), (other, other_turned) = (_matrix(given, name) for name in (first, second))
     if src_turned and not other_turned:
         return given.layer(LinearWeightGradient(given.shape(src)[1], precision), other, src)
     make, features = (Linear, 0) if other_turned else (Matmul, 1)
     return given.layer(make(given.shape(other)[features], precision=precision), given.tensor(first), other)
-
-
-def _matmul(given: Given) -> str:
-    """Rows times a matrix. Stacks of matrices are torch's, or attention's."""
-    if len(given.shape(given.tensor("other"))) != 2 or len(given.shape(given.tensor("self"))) < 2:
-        raise LeftError(Why.SHAPE, given.type_of(given.tensor("other")))
-    return _product(given, "self", "other")
 
 
 def _matrix(given: Given, name: str) -> tuple[str, bool]:
@@ -363,7 +358,7 @@ TABLE: dict[Any, Row] = {
     aten.amin.default: _reduction(Amin),
     aten.linear.default: _linear,
     aten.mm.default: lambda given: _product(given, "self", "mat2"),
-    aten.matmul.default: _matmul,
+    aten.matmul.default: lambda given: _product(given, "self", "other"),
     aten.addmm.default: _addmm,
     aten.embedding.default: _embedding,
     aten.batch_norm.default: _batch_norm,
