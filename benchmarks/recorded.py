@@ -15,6 +15,8 @@ from fuseplan.errors import ArgumentError
 from fuseplan.measure.machine import gpu_machine, machine
 from fuseplan.measure.versions import commit, gpu_versions, versions
 
+KEYS_OF_MODELS = ("model", "batch", "tokens", "dtype", "ieee", "threads")
+
 
 def stamp(
     benchmark: str, *packages: str, device: int | None = None, run: str = "", named: str = ""
@@ -72,9 +74,6 @@ def latest(rows: Iterable[Row]) -> list[Row]:
     for row in listed:
         last[_of(row)] = max(last.get(_of(row), ""), row.run)
     return [row for row in listed if row.run == last[_of(row)]]
-
-
-KEYS_OF_MODELS = ("model", "batch", "tokens", "dtype", "ieee", "threads")
 
 
 def last_of_models(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

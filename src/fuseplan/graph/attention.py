@@ -20,6 +20,7 @@ from fuseplan.language.tensor import TensorSpec
 from fuseplan.op import Op
 from fuseplan.ops.attention import AXES, Attention
 
+Shape = tuple[int, ...]
 FEW = 4  # queries that read the same keys
 
 
@@ -130,10 +131,14 @@ def _repeated(graph: Graph, name: str) -> str | None:
             return None
         (value,) = maker.inputs
         shapes.append(graph.types[value].shape or ())
-    whole, wide, one, base = shapes
-    if len(base) != 4 or one != (*base[:2], 1, *base[2:]) or wide != (*base[:2], wide[2], *base[2:]):
-        return None
-    return value if whole == (base[0], base[1] * wide[2], *base[2:]) else None
+    return value if are_repeated(*shapes) else None
+
+
+def are_repeated(whole: Shape, wide: Shape, one: Shape, base: Shape) -> bool:
+    """Whether views of these shapes, the last one first, repeat each head of a value (b, h, t, d)."""
+    if len(base) != 4 or one != (*base[:2], 1, *base[2:]) or len(wide) != len(one):
+        return False
+    return wide == (*one[:2], wide[2], *one[3:]) and whole == (base[0], base[1] * wide[2], *base[2:])
 
 
 def _views(graph: Graph, reader: Node, names: list[str]) -> Iterator[Node]:

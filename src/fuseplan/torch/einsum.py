@@ -84,10 +84,8 @@ class Products(TorchFunctionMode):  # type: ignore[misc]
 def write_products(given: fx.GraphModule) -> None:
     """Puts products in the place of equations in a graph of Dynamo's."""
     for node in given.graph.find_nodes(op="call_function", target=torch.functional.einsum):
-        equation, *operands = node.args
-        if isinstance(equation, str) and not node.kwargs:
+        if isinstance(node.args[0], str) and not node.kwargs:
             node.target = called
-            node.args = (equation, *operands)
     given.recompile()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import fx
@@ -11,6 +12,15 @@ from fuseplan.language.layouts import dense, same_strides
 
 aten = torch.ops.aten
 ORDER = "fuseplan.order"  # in a node's meta: how a plan's result has its axes in memory; () with gaps
+
+
+def added(graph: fx.Graph, target: Any, *args: Any) -> fx.Node:
+    """A node with its value's description, of arguments among which are nodes that have one."""
+    made = graph.call_function(target, args)
+    values = fx.map_arg(args, lambda each: each.meta["val"])
+    with next(iter(made.all_input_nodes)).meta["val"].fake_mode:
+        made.meta["val"] = target(*values)
+    return made
 
 
 def by_stride(strides: Sequence[int]) -> list[int]:

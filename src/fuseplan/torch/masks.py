@@ -9,7 +9,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable
 from math import inf, prod
-from typing import Any
 
 import torch
 from torch import fx, nn
@@ -17,6 +16,7 @@ from torch._subclasses import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fuseplan.torch.intact import SDPA, arguments_of, name_of
+from fuseplan.torch.lying import added
 
 aten = torch.ops.aten
 MASK = 3  # the place of the mask among an operator's arguments
@@ -72,19 +72,10 @@ def hide_by_masks(graph: fx.Graph) -> None:
             continue
         if filled == -inf:
             with graph.inserting_before(node):
-                seen = _added(graph, aten.logical_not.default, condition)
-                made = _added(graph, aten.where.ScalarOther, seen, values, filled)
+                seen = added(graph, aten.logical_not.default, condition)
+                made = added(graph, aten.where.ScalarOther, seen, values, filled)
             node.replace_all_uses_with(made)
             graph.erase_node(node)
-
-
-def _added(graph: fx.Graph, target: Any, *args: Any) -> fx.Node:
-    """A node with its value's description."""
-    made = graph.call_function(target, args)
-    values = [each.meta["val"] if isinstance(each, fx.Node) else each for each in args]
-    with values[0].fake_mode:
-        made.meta["val"] = target(*values)
-    return made
 
 
 def fold_masks(given: fx.GraphModule) -> None:

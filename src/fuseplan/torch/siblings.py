@@ -8,11 +8,14 @@ saves:  the sums' reading and writing, and the short tiles of narrow layers
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import fx
+
+from fuseplan.torch.lying import added
 
 aten = torch.ops.aten
 VIEWS = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
@@ -101,7 +104,7 @@ def _is_other(node: fx.Node) -> bool:
 
 
 def _join(graph: fx.Graph, total: fx.Node, products: Sequence[_Product]) -> None:
-    call = _calling(graph)
+    call = partial(added, graph)
     with graph.inserting_before(total):
         grads = call(aten.cat.default, [each.grad for each in products], 1)
         weights = call(aten.cat.default, [each.weight for each in products])
@@ -124,15 +127,3 @@ def _replace(node: fx.Node, made: fx.Node) -> None:
         else:
             again = made.graph.node_copy(user, lambda each: made if each is node else each)
             _replace(user, again)
-
-
-def _calling(graph: fx.Graph) -> Callable[..., fx.Node]:
-    def call(target: Any, *args: Any) -> fx.Node:
-        """A node with its value's description."""
-        node = graph.call_function(target, args)
-        values = fx.map_arg(args, lambda each: each.meta["val"])
-        with next(iter(node.all_input_nodes)).meta["val"].fake_mode:
-            node.meta["val"] = target(*values)
-        return node
-
-    return call

@@ -16,7 +16,7 @@ from torch import fx
 from fuseplan.backward.value import Backward
 from fuseplan.errors import PlanError, Unsupported
 from fuseplan.execution.select import select
-from fuseplan.graph.attention import attention
+from fuseplan.graph.attention import are_repeated, attention
 from fuseplan.graph.layer import Planned
 from fuseplan.graph.type import Type
 from fuseplan.kernels.lower import lower
@@ -237,10 +237,7 @@ def _repeated(node: Any) -> fx.Node | None:
         chain.append(last.args[0])
     values = [each.meta["example_value"] for each in chain]  # `x.split(1)[0]` is of several
     whole, wide, one, base = (tuple(getattr(each, "shape", ())) for each in values)
-    is_one = len(base) == len("bhtd") and one == (*base[:2], 1, *base[2:]) and _keeps_all(chain[2])
-    is_wide = len(wide) == len(one) and wide == (*one[:2], wide[2], *one[3:])
-    is_whole = is_one and is_wide and whole == (base[0], base[1] * wide[2], *base[2:])
-    return chain[3] if is_whole else None
+    return chain[3] if are_repeated(whole, wide, one, base) and _keeps_all(chain[2]) else None
 
 
 def _keeps_all(node: fx.Node) -> bool:
