@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import fuseplan.torch
+from fuseplan.errors import ArgumentError
 from fuseplan.torch.einsum import called, einsum
 
 LABELS = "abcdef"
@@ -103,6 +104,18 @@ def test_attention_by_equations_is_one_plan() -> None:
     fused = fuseplan.torch.fuse(Heads().eval(), torch.randn(2, 5, 32))
     words = [[op.name for op in site.plan.ops] for site in fused.fusion.cut.sites]
     assert words == [["linear", "bias"], ["attention"]]
+
+
+class Unequal(nn.Module):  # type: ignore[misc]
+    """An equation of tensors whose extents differ."""
+
+    def forward(self, src: torch.Tensor) -> torch.Tensor:
+        return torch.einsum("ij,jk->ik", src, src)
+
+
+def test_a_wrong_equation_s_error_names_the_line_of_the_model() -> None:
+    with pytest.raises(ArgumentError, match=r"test_einsum\.py:\d+: return torch\.einsum"):
+        fuseplan.torch.fuse(Unequal(), torch.randn(3, 4))
 
 
 class Times(nn.Module):  # type: ignore[misc]

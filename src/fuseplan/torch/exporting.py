@@ -43,7 +43,7 @@ NO_TREE = (
 )
 NOT_CALLED = "does `module(*example_inputs)` run?"
 # Files of torch's and Python's own, and code that they make.
-FOREIGN = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.__file__) + os.sep, "<")
+FOREIGN = (*(os.path.dirname(each) + os.sep for each in (torch.__file__, os.__file__, __file__)), "<")
 Place = tuple[dict[str, Any], str, nn.Module]  # a submodule's parameters or buffers, a name, the submodule
 
 
