@@ -10,7 +10,7 @@ from typing import ClassVar
 from fuseplan.backends.attending import Heads
 from fuseplan.backends.triton import model
 from fuseplan.backends.triton.index import ceil_div
-from fuseplan.backends.triton.templates.attention_rows import LEAST, AttentionKnobs, padded
+from fuseplan.backends.triton.templates.attention_rows import HALVES, LEAST, SUMMED, AttentionKnobs, padded
 from fuseplan.backends.triton.templates.attention_writer import FEW, AttentionWriter
 from fuseplan.kernels.emit import COUNTER_BYTES, Source
 from fuseplan.kernels.kernel import Kernel
@@ -29,6 +29,19 @@ TILES = {
     256: ((128, 64, 8, 2), (64, 32, 8, 2), (64, 32, 4, 2), (16, 32, 4, 2)),
 }
 SINGLE = ((64, 32, 8, 2), (32, 32, 4, 2), (16, 32, 4, 2))  # of f32: products without tensor cores
+# Of f32 in three products: for Hopper, whose products take the second factor from shared memory; for others.
+THREE = {
+    64: (
+        (128, 32, 8, 2), (128, 64, 8, 2), (128, 16, 8, 2), (64, 32, 4, 2), (64, 64, 4, 2), (32, 32, 4, 2),
+        (16, 64, 4, 2),
+    ),
+    128: (
+        (128, 32, 8, 2), (128, 16, 8, 2), (64, 32, 4, 2), (64, 32, 4, 1), (64, 16, 4, 2), (32, 32, 4, 2),
+        (16, 32, 4, 2),
+    ),
+    256: ((64, 16, 8, 2), (64, 16, 8, 1)),
+}  # fmt: skip
+THREE_ELSEWHERE = {64: ((32, 32, 4, 2), (16, 64, 4, 2)), 128: ((32, 32, 4, 2), (16, 32, 4, 2)), 256: ()}
 REACHED = {128: 0.62, 64: 0.5, 32: 0.3, 16: 0.12}  # of the peak's products, by the queries of a tile
 EXPONENTIALS = 1.2e12  # scores a second of an H100: maximum, exponential, sum, and the product's factor
 
@@ -47,6 +60,7 @@ class GpuAttention(AttentionKnobs):
         parts: programs that share a tile; each takes a part of the keys, the last one joins the parts.
         warps: warps of a program.
         stages: steps whose loads are under way at once.
+        arithmetic: arithmetic of the products: `native`; of f32, `tf32x3` (as in `product`) or `ieee`.
     """
 
     name: ClassVar[str] = "attention"
@@ -67,23 +81,36 @@ class GpuAttention(AttentionKnobs):
 
     @classmethod
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
-        made = list(cls._made(kernel, target))
+        made = [each for each in cls._made(kernel, target) if each._is_exact_enough(kernel, accuracy)]
         fitting = [each for each in made if each.shared_bytes(kernel) <= target.l1_bytes]
         least = min(made, key=lambda each: each.shared_bytes(kernel))
         yield from sorted(fitting or [least], key=lambda each: each.seconds(kernel, target))
 
+    def _is_exact_enough(self, kernel: Kernel, accuracy: Accuracy) -> bool:
+        if isinstance(accuracy, str):
+            return accuracy != "strict" or self.arithmetic != "tf32x3"
+        return self.error_bound(kernel) <= accuracy
+
+    @classmethod
+    def _tiles(cls, kernel: Kernel, target: Target) -> Iterator[tuple[str, tuple[int, int, int, int]]]:
+        """Arithmetic; queries and keys of a tile, warps, and stages."""
+        size = max(padded(kernel.attention.size), padded(kernel.attention.features))
+        is_single, is_hopper = kernel.src.dtype == "f32", target.name == "sm_90"
+        by_size = TILES if not is_single else THREE if is_hopper else THREE_ELSEWHERE
+        listed = next(tiles for most, tiles in by_size.items() if size <= most)
+        if not is_single or target.name.startswith("sm_"):
+            yield from (("tf32x3" if is_single else "native", each) for each in listed)
+        yield from (("ieee", each) for each in SINGLE if is_single)
+
     @classmethod
     def _made(cls, kernel: Kernel, target: Target) -> Iterator[GpuAttention]:
-        made = kernel.attention
-        size = max(padded(made.size), padded(made.features))
-        listed = next(tiles for most, tiles in TILES.items() if size <= most)
-        heads = Heads(made, FEW)
-        for rows, keys, warps, stages in SINGLE if kernel.src.dtype == "f32" else listed:
+        made, heads = kernel.attention, Heads(kernel.attention, FEW)
+        for arithmetic, (rows, keys, warps, stages) in cls._tiles(kernel, target):
             if rows > LEAST and rows >= 2 * heads.rows:
                 continue
             tiles = heads.groups * ceil_div(heads.rows, rows)
             most = min(2 * target.processors // tiles, ceil_div(made.keys, 2 * keys), 64)
-            tried = [cls(rows, keys, 1, warps, fewer) for fewer in range(stages, 0, -1)]
+            tried = [cls(rows, keys, 1, warps, fewer, arithmetic) for fewer in range(stages, 0, -1)]
             fits = (each for each in tried if each.shared_bytes(kernel) <= target.l1_bytes)
             chosen = next(fits, tried[-1])
             yield chosen
@@ -97,6 +124,9 @@ class GpuAttention(AttentionKnobs):
         """Of the tiles whose loads are under way, and of the queries."""
         made, item = kernel.attention, kernel.src.itemsize
         size, features = padded(made.size), padded(made.features)
+        if self.arithmetic == "tf32x3":
+            loading = item * (self.stages - 1) * self.keys * (size + features)
+            return loading + HALVES * (self.rows * size + self.keys * max(size, features))
         return item * (self.stages * self.keys * (size + features) + self.rows * size)
 
     def traffic(self, kernel: Kernel, target: Target) -> Traffic:
@@ -106,7 +136,8 @@ class GpuAttention(AttentionKnobs):
     def seconds(self, kernel: Kernel, target: Target) -> float:
         made, rates = kernel.attention, model.rates(target)
         programs, pairs, products = self._work(kernel)
-        rate = rates.single / 2 if kernel.src.dtype == "f32" else rates.half * self._reached(kernel)
+        reached = {"native": rates.half, "tf32x3": rates.tf32 / 3, "ieee": rates.single / 2}[self.arithmetic]
+        rate = reached * (self._reached(kernel) if self.arithmetic != "ieee" else 1.0)
         scale = rates.half / model.RATES["sm_90"].half
         # Programs read the keys of a head again from the second cache, at about thrice the memory's rate.
         again = pairs / self.rows * (made.size + made.features) * kernel.src.itemsize / (3 * rates.memory)
@@ -136,6 +167,15 @@ class GpuAttention(AttentionKnobs):
         made, row = kernel.attention, dtype_of(kernel.src.dtype)
         weights = row.epsilon if row.is_narrow else 0.0
         return weights + (made.size + made.keys / 16 + log2(made.keys + 1) + 16) * 2.0**-24
+
+    def error_bound(self, kernel: Kernel) -> float:
+        """`bound`; in three products, besides, what factors lose, and tensor cores of sums: as `product`."""
+        lost = sum(depth * 2.0**-23 + 2.0**-21 for depth in self._depths(kernel))
+        return self.bound(kernel) + (lost if self.arithmetic == "tf32x3" else 0.0)
+
+    def _depths(self, kernel: Kernel) -> tuple[int, ...]:
+        """Of each product, how many a tensor core sums before their sum leaves it."""
+        return min(SUMMED, kernel.attention.size), self.keys
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
         return AttentionWriter(self, kernel, self.text).source(target)

@@ -11,7 +11,7 @@ from fuseplan.backends.attending import Heads
 from fuseplan.backends.triton.index import ceil_div
 from fuseplan.backends.triton.templates.attention import GpuAttention
 from fuseplan.backends.triton.templates.attention_gradient_writer import GradientWriter
-from fuseplan.backends.triton.templates.attention_rows import padded
+from fuseplan.backends.triton.templates.attention_rows import HALVES, padded
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.target import Target
@@ -38,6 +38,19 @@ REACHED_BY_KEY = {
     (128, 64, 8): 0.48, (64, 64, 4): 0.5, (64, 32, 4): 0.45, (128, 32, 8): 0.38, (64, 64, 8): 0.27,
 }  # fmt: skip
 SINGLE = ((32, 32, 8, 1), (16, 16, 4, 1))  # of f32: products without tensor cores
+# Of f32 in three products, for queries and for keys.
+THREE_BY_QUERY = {
+    64: (
+        (128, 32, 8, 1), (128, 16, 8, 1), (64, 64, 4, 1), (64, 32, 4, 1), (64, 32, 4, 2), (64, 16, 4, 2),
+        (32, 32, 4, 1),
+    ),
+    128: ((64, 32, 8, 1), (64, 16, 8, 1), (64, 16, 8, 2)),
+}  # fmt: skip
+THREE_BY_KEY = {
+    64: ((128, 32, 8, 1), (128, 16, 8, 1), (64, 32, 4, 1), (64, 32, 4, 2), (64, 16, 4, 2), (32, 32, 4, 1)),
+    128: ((64, 16, 8, 1), (64, 16, 8, 2)),
+}
+THREE_ELSEWHERE = {64: ((32, 32, 4, 1),)}
 
 
 @dataclass(frozen=True)
@@ -58,24 +71,38 @@ class GpuAttentionGradient(GpuAttention):
     centre: ClassVar[type] = AttendGradient
 
     @classmethod
-    def _made(cls, kernel: Kernel, target: Target) -> Iterator[GpuAttention]:
+    def _tiles(cls, kernel: Kernel, target: Target) -> Iterator[tuple[str, tuple[int, int, int, int]]]:
         made, heads = kernel.attention, Heads.of(kernel, 0)
         size = max(padded(made.size), padded(made.features))
+        if kernel.src.dtype == "f32":
+            three = THREE_BY_KEY if heads.by == "key" else THREE_BY_QUERY
+            three = three if target.name == "sm_90" else THREE_ELSEWHERE
+            listed = next((each for most, each in three.items() if size <= most), ())
+            yield from (("tf32x3", each) for each in listed if target.name.startswith("sm_"))
+            yield from (("ieee", each) for each in SINGLE)
+            return
         tiles = BY_KEY if heads.by == "key" else BY_QUERY
         listed = next(each for most, each in tiles.items() if size <= most)
-        listed = SINGLE if kernel.src.dtype == "f32" else listed
         is_crowded = bool(made.softcap or made.bias_axes or made.mask_axes or made.window)
         if size > 64 and (is_crowded or heads.others % FULL[1]) and heads.by == "key":
             listed = tuple(each for each in listed if each != FULL)
-        most = 8 if target.name.startswith("sm_") else 4
-        for rows, keys, warps, stages in listed:
+        yield from (("native", each) for each in listed)
+
+    @classmethod
+    def _made(cls, kernel: Kernel, target: Target) -> Iterator[GpuAttention]:
+        heads, most = Heads.of(kernel, 0), 8 if target.name.startswith("sm_") else 4
+        for arithmetic, (rows, keys, warps, stages) in cls._tiles(kernel, target):
             if warps <= most and (rows == 16 or rows < 2 * heads.rows):
-                yield cls(rows, keys, 1, warps, stages)
+                yield cls(rows, keys, 1, warps, stages, arithmetic)
 
     def shared_bytes(self, kernel: Kernel) -> int:
         """Of the blocks whose loads are under way, of the tile's rows, and of weights and slopes."""
         made, item = kernel.attention, kernel.src.itemsize
         row = padded(made.size) + padded(made.features)
+        if self.arithmetic == "tf32x3":  # others lie there as both factors of products
+            again = row if Heads.of(kernel, 0).by == "key" else padded(made.size)
+            loading = item * (self.stages - 1) * self.keys * row
+            return loading + HALVES * (row * self.rows + (row + again) * self.keys)
         return item * (row * (self.stages * self.keys + self.rows) + 2 * self.rows * self.keys)
 
     def traffic(self, kernel: Kernel, target: Target) -> Traffic:
@@ -100,6 +127,9 @@ class GpuAttentionGradient(GpuAttention):
         rounded = 2 * row.epsilon if row.is_narrow else 0.0
         terms = max(made.keys, made.queries * made.group)
         return rounded + (made.size + made.features + terms / 16 + log2(terms + 1) + 16) * 2.0**-24
+
+    def _depths(self, kernel: Kernel) -> tuple[int, ...]:
+        return kernel.attention.size, kernel.attention.features, self.keys
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
         return GradientWriter(self, kernel, self.text).source(target)

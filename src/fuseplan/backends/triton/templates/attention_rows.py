@@ -13,15 +13,17 @@ from fuseplan.backends.triton.index import ACROSS, DOWN, Index, Mask, arange, po
 from fuseplan.backends.triton.shell import programs_of
 from fuseplan.backends.triton.template import GpuTemplate
 from fuseplan.backends.triton.templates.attention_scores import Scores
+from fuseplan.backends.triton.templates.product_arithmetic import write_factors
 from fuseplan.kernels.emit import Slot
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.language.layouts import image_strides
 
 LEAST = 16  # the smallest extent of a product's factor
-# Of f32. Triton makes sums that are added to a product the first of its summands, unless the number, which
+# Of `ieee`. Triton makes sums that are added to a product the first of its summands, unless the number, which
 # means something for fp8 alone, is not 0.
 EXACT = ', input_precision="ieee", max_num_imprecise_acc=1'
 SUMMED = 32  # elements of f32 whose products are summed in a row
+HALVES = 8  # bytes of an f32 as the two numbers of `tf32x3`
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class AttentionKnobs(GpuTemplate):
     parts: int
     warps: int
     stages: int
+    arithmetic: str = "native"
 
 
 def pieces(size: int) -> tuple[int, ...]:
@@ -96,7 +99,7 @@ class Rows(Scores):
             Slot("dst"),
             *(Slot("result", each.key) for each in kernel.results),
         )
-        self.exact = EXACT if kernel.src.dtype == "f32" else ""
+        self.is_single = kernel.src.dtype == "f32"
 
     def joined(self, mask: Mask) -> Mask:
         """A mask as loads and stores have it."""
@@ -131,12 +134,28 @@ class Rows(Scores):
             tile.append((self.text.let(name, f"tl.load({pointer} + {where}{mask.guard()})"), piece))
         return tile
 
-    def dot(self, name: str, factors: str, sums: str) -> None:
-        """A product, added to sums where there are such; in f32 it is summed by itself."""
-        if not self.exact:
-            self.text.line(f"{name} = tl.dot({factors}{', ' if sums else ''}{sums})")
+    def split(self, *names: str) -> None:
+        """Writes the two numbers that a factor is in three products; nothing in other arithmetic."""
+        for name in names if self.knobs.arithmetic == "tf32x3" else ():
+            write_factors(self.text, name, name)
+
+    def dot(self, name: str, first: str, second: str, sums: str, turned: str = "{}") -> None:
+        """A product, added to sums where there are such; in f32 it is summed by itself.
+
+        `turned` is how the second factor is written around its name. In three products both are `split`.
+        """
+        added, other = f"{sums} + " if sums else "", turned.format(second)
+        if self.knobs.arithmetic == "tf32x3":
+            high, left = (turned.format(f"{second}_{part}") for part in ("high", "left"))
+            self.text.line(
+                f'partial = tl.dot({first}_left, {high}, input_precision="tf32")',
+                f'partial = tl.dot({first}_high, {left}, partial, input_precision="tf32")',
+                f'{name} = {added}tl.dot({first}_high, {high}, partial, input_precision="tf32")',
+            )
+        elif self.is_single:
+            self.text.line(f"{name} = {added}tl.dot({first}, {other}{EXACT})")
         else:
-            self.text.line(f"{name} = {sums}{' + ' if sums else ''}tl.dot({factors}{self.exact})")
+            self.text.line(f"{name} = tl.dot({first}, {other}{', ' if sums else ''}{sums})")
 
     def zeros(self, name: str, size: int) -> Pieces:
         """Sums of a tile's rows, in pieces."""

@@ -65,8 +65,9 @@ class AttentionWriter(Rows):
         self.head = text.index("heads" if heads.members > 1 else "head", head.wide(self.is_wide))
 
     def _queries(self) -> None:
-        widths = summed(self.made.size) if self.exact else ()
+        widths = summed(self.made.size) if self.is_single else ()
         self.queries = self.load("query", "queries", "src_row", self.head, self.query, self.has_row, widths)
+        self.split(*(name for name, _ in self.queries))
         self.text.line(f"top = tl.full([{self.rows}], {NOTHING}, tl.float32)")
         self.text.line(f"sums = tl.zeros([{self.rows}], tl.float32)")
         self.results = self.zeros("made", self.made.features)
@@ -111,19 +112,22 @@ class AttentionWriter(Rows):
             mask = has_key.at(ACROSS) & piece.exists.at(DOWN)
             where = at.at(ACROSS) + (piece.at * size).at(DOWN)
             text.line(f"k = tl.load({self.pointer('key')} + {where}{mask.guard()})")
-            self.dot("scores", f"{query}, k", "scores" if place else "")
+            self.split("k")
+            self.dot("scores", query, "k", "scores" if place else "")
         self.scale()
         self.load_beside(self.head, key, self.has_row, has_key)
         self.add_beside()
         self.hide(key, has_key, begin, end)
         self.weigh()
-        factor = "weights" if self.exact else f"weights.to({named(self.kernel.src.dtype)})"
+        factor = "weights" if self.is_single else f"weights.to({named(self.kernel.src.dtype)})"
+        self.split(factor)
         at, size = self.begin("value", "value_row", self.key_head, key)
         for result, piece in self.results:
             mask = has_key.at(DOWN) & piece.exists.at(ACROSS)
             where = at.at(DOWN) + (piece.at * size).at(ACROSS)
             text.line(f"v = tl.load({self.pointer('value')} + {where}{mask.guard()})")
-            self.dot(result, f"{factor}, v", f"{result} * correction[:, None]")
+            self.split("v")
+            self.dot(result, factor, "v", f"{result} * correction[:, None]")
 
     # ---- the end
 

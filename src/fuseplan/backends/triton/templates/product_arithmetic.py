@@ -59,9 +59,9 @@ def _multiply_in_three(text: Text, knobs: Knobs, x: str, weights: Sequence[str])
 
     The weight comes in its factors, or, where it comes alone, is split as src is.
     """
-    _write_factors(text, x, "x")
+    write_factors(text, x, "x")
     if len(weights) == 1:
-        _write_factors(text, weights[0], "w")
+        write_factors(text, weights[0], "w")
         weights = ("w_high", "w_left")
     w, w_left, *parts = weights
     pairs = [("x_left", w), ("x_high", w_left), *(("x_high", part) for part in parts or (w,))]
@@ -83,15 +83,15 @@ def _multiply_in_three(text: Text, knobs: Knobs, x: str, weights: Sequence[str])
         text.line(f'total += tl.dot({factors}, input_precision="tf32", max_num_imprecise_acc={knobs.depth})')
 
 
-def _write_factors(text: Text, x: str, stem: str) -> None:
+def write_factors(text: Text, x: str, stem: str) -> None:
     """Writes `x_high`, which is x rounded to 11 bits, and `x_left`, which that leaves; x is `stem` there.
 
     An infinity is all in what is left: the other factor's whole stands against it, which has its sign.
     """
     high = f"{stem}_high"
     text.line(
-        f"bits = ({x}.to(tl.int32, bitcast=True) + {HALF_UNIT}) & {-2 * HALF_UNIT}",
-        f"{high} = bits.to(tl.float32, bitcast=True)",
+        f"{high} = ({x}.to(tl.int32, bitcast=True) + {HALF_UNIT}) & {-2 * HALF_UNIT}",
+        f"{high} = {high}.to(tl.float32, bitcast=True)",
         f"{high} = tl.where(tl.abs({high}) == float('inf'), 0.0, {high})",
         f"{stem}_left = {x} - {high}",
     )
