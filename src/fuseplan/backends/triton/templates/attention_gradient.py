@@ -19,6 +19,8 @@ from fuseplan.kernels.template import Traffic, moved_once
 from fuseplan.language.attend import AttendGradient
 from fuseplan.language.dtypes import dtype_of
 
+Tiles = dict[int, tuple[tuple[int, int, int, int], ...]]
+
 # Rows of a tile, others of a step, warps, and stages, for heads of up to so many elements: none spills on an
 # H100, and with 4 warps none on an MI300X, where a warp of 8 has half of the registers.
 BY_QUERY = {
@@ -39,18 +41,18 @@ REACHED_BY_KEY = {
 }  # fmt: skip
 SINGLE = ((32, 32, 8, 1), (16, 16, 4, 1))  # of f32: products without tensor cores
 # Of f32 in three products, for queries and for keys.
-THREE_BY_QUERY = {
+THREE_BY_QUERY: Tiles = {
     64: (
         (128, 32, 8, 1), (128, 16, 8, 1), (64, 64, 4, 1), (64, 32, 4, 1), (64, 32, 4, 2), (64, 16, 4, 2),
         (32, 32, 4, 1),
     ),
     128: ((64, 32, 8, 1), (64, 16, 8, 1), (64, 16, 8, 2)),
 }  # fmt: skip
-THREE_BY_KEY = {
+THREE_BY_KEY: Tiles = {
     64: ((128, 32, 8, 1), (128, 16, 8, 1), (64, 32, 4, 1), (64, 32, 4, 2), (64, 16, 4, 2), (32, 32, 4, 1)),
     128: ((64, 16, 8, 1), (64, 16, 8, 2)),
 }
-THREE_ELSEWHERE = {64: ((32, 32, 4, 1),)}
+THREE_ELSEWHERE: Tiles = {64: ((32, 32, 4, 1),)}
 
 
 @dataclass(frozen=True)
@@ -75,8 +77,8 @@ class GpuAttentionGradient(GpuAttention):
         made, heads = kernel.attention, Heads.of(kernel, 0)
         size = max(padded(made.size), padded(made.features))
         if kernel.src.dtype == "f32":
-            three = THREE_BY_KEY if heads.by == "key" else THREE_BY_QUERY
-            three = three if target.name == "sm_90" else THREE_ELSEWHERE
+            on_hopper = THREE_BY_KEY if heads.by == "key" else THREE_BY_QUERY
+            three = on_hopper if target.name == "sm_90" else THREE_ELSEWHERE
             listed = next((each for most, each in three.items() if size <= most), ())
             yield from (("tf32x3", each) for each in listed if target.name.startswith("sm_"))
             yield from (("ieee", each) for each in SINGLE)
