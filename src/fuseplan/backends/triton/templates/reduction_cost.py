@@ -13,6 +13,7 @@ from fuseplan.backends.lattice import Lattice
 from fuseplan.backends.triton import model
 from fuseplan.backends.triton.index import ceil_div
 from fuseplan.backends.triton.resources import REGISTERS
+from fuseplan.backends.triton.templates.reduction_places import own_operands
 from fuseplan.backends.triton.templates.reduction_sums import shared_columns, shares
 from fuseplan.backends.triton.templates.reduction_tiles import VECTOR, ReductionKnobs
 from fuseplan.kernels.kernel import Kernel
@@ -42,6 +43,7 @@ STEEP = 2.67  # of the norm of these times
 # Registers of a thread for all else, for an element of src, and for one of an operand: of the cell; that all
 # cells share, in formulas behind the statistics, and in these. Where a tile has whole cells, or pieces.
 WHOLE, PIECE = (17, 1.0, 1.0, 0.25, 0.6), (26, 0.4, 0.5, 0.3, 0.3)
+KEEPING = 24  # for all else, of a row that is kept as it is stored
 PLACED = 2  # for an element's place, and for the one that is chosen
 MOST = 255  # registers of a thread
 PROGRAMS, THREADS = 32, 2048  # of a processor
@@ -100,7 +102,7 @@ class Cost:
 
     def passes(self, knobs: ReductionKnobs) -> int:
         """How often src is read."""
-        is_held = knobs.elements * knobs.programs >= self.count
+        is_held = knobs.elements * knobs.programs >= self.count or knobs.kept
         return 1 if is_held else self.kernel.passes - self.lattice.is_reduced
 
     def registers(self, each: float, *, is_whole: bool) -> float:
@@ -113,6 +115,22 @@ class Cost:
     def fits(self, threads: int, elements: int, *, is_whole: bool) -> bool:
         """Whether a thread has registers for its share of a tile."""
         return self.registers(elements / threads, is_whole=is_whole) <= min(MOST, REGISTERS // threads)
+
+    @property
+    def may_keep(self) -> bool:
+        """Whether registers may hold what later passes read, two elements in each: NVIDIA's are told how."""
+        kernel = self.kernel
+        read = [kernel.src.dtype, *(kernel.operand(key).dtype for key in own_operands(kernel, self.lattice))]
+        is_plain = self.lattice.is_along and not (self.lattice.inner or kernel.sums or kernel.lookup)
+        is_once = len(self.lattice.starts) == 1 and kernel.passes - self.lattice.is_reduced > 1
+        is_half = all(dtype_of(each).itemsize == 2 for each in read)
+        return is_plain and is_once and is_half and self.target.name.startswith("sm_")
+
+    def fits_kept(self, knobs: ReductionKnobs) -> bool:
+        """Whether a thread has registers for its share of a row as it is stored, and for one block's."""
+        threads = knobs.warps * self.target.warp
+        held = ceil_div(self.count, knobs.elements) * knobs.elements / threads * self.whole / 4
+        return KEEPING + held + knobs.elements / threads <= min(MOST, REGISTERS // threads)
 
     def fits_beside(self, knobs: ReductionKnobs) -> bool:
         """Whether a processor holds programs that go through all tiles: registers, and tiles ahead."""
