@@ -43,6 +43,15 @@ PLANS = (
 )
 DOUBLE = "f64[1x2x37x20, bhsd] -> attention(is_causal=True, return_lse=True)"
 
+LARGER = (  # of f32, with rows for tiles of three products
+    "f32[1x2x130x40, bhsd] -> attention(is_causal=True, return_lse=True)",
+    "f32[1x4x3x65, bhsd] -> attention(key_heads=2, keys=300, is_padded=True)",
+    "f32[1x2x70x96, bhsd] -> attention(keys=99, softcap=2.0, bias_axes=st, mask_axes=bt) -> add",
+    "f32[1x2x70x33, bhsd] -> attention_gradient(keys=90, is_causal=True, offset=20)",
+    "f32[1x4x70x80, bhsd] -> attention_gradient(keys=90, key_heads=2, softcap=2, window=50)",
+    "f32[1x2x70x48, bhsd] -> attention_gradient(keys=90, bias_axes=ht, mask_axes=hst, by=key)",
+    "f32[1x4x70x33, bhsd] -> attention_gradient(keys=90, key_heads=2, is_padded=True, by=key)",
+)
 GRADIENTS = (
     "f32[2x4x9x8, bhsd] -> attention_gradient(keys=13, key_heads=2, is_causal=True, window=11, by=key)",
     "bf16[1x2x70x24, bshd of bhsd] -> attention_gradient(is_causal=True, key_heads=1, offset=2, by=key)",
@@ -126,6 +135,49 @@ def test_a_mask_of_the_least_number_is_no_infinity(
     monkeypatch.setattr("interpreted.random_arrays", masked)
     for each in candidates(template, text, GPU)[:2]:
         assert_interpreted(text, each, GPU, slack=64)  # type: ignore[arg-type]
+
+
+def of_arithmetic(kind: type[Template], text: str, arithmetic: str) -> list[Template]:
+    return [each for each in candidates(kind, text, GPU) if each.knobs["arithmetic"] == arithmetic]
+
+
+@pytest.mark.parametrize(("kind", "text"), [(GpuAttention, LARGER[0]), (GpuAttentionGradient, LARGER[-1])])
+def test_f32_is_three_products_unless_these_are_not_exact_enough(kind: type[Template], text: str) -> None:
+    kernel = lower(match(FusionPlan.parse(text)))
+    three, single = (of_arithmetic(kind, text, each) for each in ("tf32x3", "ieee"))
+    assert three
+    assert single
+    least, most = single[0].error_bound(kernel), min(each.error_bound(kernel) for each in three)
+    assert least < most < 1e-4
+    for accuracy in ("strict", least):
+        found = kind.candidates(kernel, GPU, accuracy)
+        assert {each.knobs["arithmetic"] for each in found} == {"ieee"}
+    assert {each.knobs["arithmetic"] for each in kind.candidates(kernel, GPU, most)} == {"tf32x3", "ieee"}
+    elsewhere = kind.candidates(kernel, parse_target("triton:gfx942"), "default")
+    assert {each.knobs["arithmetic"] for each in elsewhere} == {"ieee"}  # which has no such products
+
+
+@pytest.mark.parametrize("text", LARGER)
+def test_three_products_are_right_in_the_interpreter(text: str) -> None:
+    kind = GpuAttentionGradient if "gradient" in text else GpuAttention
+    found = of_arithmetic(kind, text, "tf32x3")
+    assert found
+    for each in found[:2]:
+        assert_interpreted(text, each, GPU, slack=64)  # type: ignore[arg-type]
+
+
+def test_three_products_take_large_means_and_infinite_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scores of -inf have no weight; a large number has digits that only what it leaves has."""
+
+    def drawn(plan: FusionPlan, seed: int) -> dict[str, Any]:
+        arrays = {key: np.abs(array) + 10 for key, array in random_arrays(plan, seed).items()}
+        arrays["key"][0, 0, 3, 2] = -np.inf
+        return arrays
+
+    monkeypatch.setattr("interpreted.random_arrays", drawn)
+    text = "f32[1x2x33x32, bhsd] -> attention(keys=40)"
+    for each in of_arithmetic(GpuAttention, text, "tf32x3")[:2]:
+        assert_interpreted(text, each, GPU, slack=2**12)  # type: ignore[arg-type]
 
 
 def test_keys_in_parts_are_joined() -> None:
