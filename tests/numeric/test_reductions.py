@@ -350,30 +350,9 @@ SHARED = (
     ("f32[137x30] -> cross_entropy", GpuReduction(1, 32, 1, 1, resident=1, ahead=3)),
     ("f64[140x20] -> softmax_backward", GpuReduction(1, 32, 1, 1, resident=1, ahead=3)),
 )
-# Rows that stay in registers as they are stored.
-HELD_ROWS = (
-    ("bf16[3x1000] -> layer_norm", GpuReduction(1, 256, 1, 1, lanes=True, kept=True)),
-    ("f16[3x512] -> rms_norm", GpuReduction(1, 256, 1, 1, lanes=True, kept=True)),
-    ("f16[3x700] -> scale -> softmax", GpuReduction(1, 256, 1, 1, lanes=True, kept=True)),
-    ("bf16[3x1025] -> add -> save(sum) -> layer_norm", GpuReduction(1, 256, 1, 1, lanes=True, kept=True)),
-    ("f16[5x600] -> rms_norm_backward", GpuReduction(1, 256, 1, 1, lanes=True, kept=True)),
-)
 
 
-def test_rows_are_kept_where_a_loop_would_read_them_again() -> None:
-    def kept(text: str, target: str = "triton:sm_90") -> bool:
-        kernel = lower(match(FusionPlan.parse(text)))
-        found = GpuReduction.candidates(kernel, parse_target(target), "default")
-        return any(each.knobs["kept"] for each in found)
-
-    assert kept("bf16[4096x65536] -> layer_norm")
-    assert kept("f16[8192x32768] -> softmax")
-    assert not kept("bf16[4096x65536] -> layer_norm", "triton:gfx942")  # has other instructions
-    assert not kept("f32[4096x32768] -> layer_norm")  # are as wide as they are stored
-    assert not kept("bf16[4096x65536] -> sum(1)")  # is one pass
-
-
-@pytest.mark.parametrize(("plan", "template"), INTERPRETED + SHARED + HELD_ROWS)
+@pytest.mark.parametrize(("plan", "template"), INTERPRETED + SHARED)
 def test_a_gpus_text_in_the_interpreter(plan: str, template: GpuReduction) -> None:
     assert_interpreted(plan, template, slack=64)
 

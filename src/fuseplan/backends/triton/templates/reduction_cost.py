@@ -43,6 +43,7 @@ STEEP = 2.67  # of the norm of these times
 # Registers of a thread for all else, for an element of src, and for one of an operand: of the cell; that all
 # cells share, in formulas behind the statistics, and in these. Where a tile has whole cells, or pieces.
 WHOLE, PIECE = (17, 1.0, 1.0, 0.25, 0.6), (26, 0.4, 0.5, 0.3, 0.3)
+LONG = 16384  # elements of a row that is worth it
 KEEPING = 24  # for all else, of a row that is kept as it is stored
 PLACED = 2  # for an element's place, and for the one that is chosen
 MOST = 255  # registers of a thread
@@ -122,7 +123,8 @@ class Cost:
         kernel = self.kernel
         read = [kernel.src.dtype, *(kernel.operand(key).dtype for key in own_operands(kernel, self.lattice))]
         is_plain = self.lattice.is_along and not (self.lattice.inner or kernel.sums or kernel.lookup)
-        is_once = len(self.lattice.starts) == 1 and kernel.passes - self.lattice.is_reduced > 1
+        is_long = len(self.lattice.starts) == 1 and self.count >= LONG
+        is_once = is_long and kernel.passes - self.lattice.is_reduced > 1
         is_half = all(dtype_of(each).itemsize == 2 for each in read)
         return is_plain and is_once and is_half and self.target.name.startswith("sm_")
 
