@@ -130,9 +130,12 @@ class Cost:
 
     def fits_kept(self, knobs: ReductionKnobs) -> bool:
         """Whether a thread has registers for its share of a row as it is stored, and for one block's."""
-        threads = knobs.warps * self.target.warp
-        held = ceil_div(self.count, knobs.elements) * knobs.elements / threads * self.whole / 4
-        return KEEPING + held + knobs.elements / threads <= min(MOST, REGISTERS // threads)
+        return self._of_kept(knobs) <= min(MOST, REGISTERS // (knobs.warps * self.target.warp))
+
+    def _of_kept(self, knobs: ReductionKnobs) -> float:
+        """Registers of a thread that keeps its share of a row."""
+        each = knobs.elements / (knobs.warps * self.target.warp)
+        return KEEPING + each * (1 + ceil_div(self.count, knobs.elements) * self.whole / 4)
 
     def fits_beside(self, knobs: ReductionKnobs) -> bool:
         """Whether a processor holds programs that go through all tiles: registers, and tiles ahead."""
@@ -155,7 +158,8 @@ class Cost:
         turns = ceil_div(self.count, knobs.elements * knobs.programs)
         groups, processors = ceil_div(self.cells, knobs.cells), self.target.processors
         each = knobs.cells * knobs.elements / (knobs.warps * self.target.warp)
-        places = knobs.resident or self._places(knobs.warps, each, is_whole=turns == 1)
+        needed = self._of_kept(knobs) if knobs.kept else self.registers(each, is_whole=turns == 1)
+        places = knobs.resident or self._places(knobs.warps, needed)
         joined = self.numbers * (1 if knobs.lanes else turns)
         memory = self._memory(knobs, min(places * processors, groups) * knobs.cells)
         chain = self._chain(knobs, turns, each, joined)
@@ -172,10 +176,10 @@ class Cost:
         taken: float = sum(each**STEEP for each in (memory, waits, issued / processors)) ** (1 / STEEP)
         return LAUNCH + taken + FIRST * chain * (knobs.resident > 0)
 
-    def _places(self, warps: int, each: float, *, is_whole: bool) -> int:
+    def _places(self, warps: int, registers: float) -> int:
         """Programs of a processor at a time."""
         most = min(MOST, REGISTERS // (warps * self.target.warp))
-        needed = min(most, self.registers(each, is_whole=is_whole)) * self.target.warp
+        needed = min(most, registers) * self.target.warp
         held = REGISTERS // PARTS // (ceil(needed / LOT) * LOT) * PARTS
         return max(1, min(PROGRAMS, THREADS // (warps * self.target.warp), held // warps))
 
