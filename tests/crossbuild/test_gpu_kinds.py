@@ -16,8 +16,11 @@ from benchmarks.gate import faults
 from fuseplan.backends.triton import TRITON, sass
 from fuseplan.backends.triton.compiler import PACKAGE, compile_source
 from fuseplan.backends.triton.templates import TEMPLATES
+from fuseplan.backends.triton.templates.attention import GpuAttention
+from fuseplan.backends.triton.templates.attention_gradient import GpuAttentionGradient
 from fuseplan.backends.triton.templates.hopper_attention import HopperAttention
 from fuseplan.backends.triton.templates.hopper_attention_gradient import HopperAttentionGradient
+from fuseplan.backends.triton.toolchain import types_of
 from fuseplan.cli.commands import fuseplan
 from fuseplan.errors import ArgumentError
 from fuseplan.kernels.emit import Slot, Source, TensorMap
@@ -60,6 +63,9 @@ PLANS = (
     "bf16[16384x4096] -> rms_norm -> dynamic_quantize(f8e4m3)",
     "bf16[2x16x1024x128, bhsd] -> attention(is_causal=True)",
     "bf16[2x16x1024x128, bhsd] -> attention_gradient(is_causal=True, by=key)",
+    "f32[2x16x1024x128, bhsd] -> attention(is_causal=True)",
+    "f32[2x16x1024x64, bhsd] -> attention_gradient(is_causal=True, by=key)",
+    "bf16[4096x65536] -> rms_norm",
     "f16[*x64x56x56, nhwc] -> batch_norm -> relu",
     "f16[*x64x7x7] -> batch_norm -> relu",
     "bf16[*x512x768] -> linear(3072) -> bias -> gelu",
@@ -117,6 +123,35 @@ def test_exponentials_run_beside_the_products_of_gradients(by: str) -> None:
     for each in beside:
         assert sum("MUFU.EX2" in line for line in each) == 32
         assert not any(line.startswith(("STL", "LDL")) for line in each)
+
+
+@pytest.mark.parametrize("size", [64, 128])
+@pytest.mark.parametrize(
+    "word",
+    [
+        "attention",
+        "attention_gradient",
+        "attention_gradient(by=key)",
+        "attention_gradient(is_causal=True)",
+        "attention_gradient(is_causal=True, by=key)",
+    ],
+)
+def test_no_three_products_of_attention_spill(word: str, size: int) -> None:
+    """Beyond ten registers, of some tiles of causal gradients."""
+    kernel, target = (
+        lower(match(FusionPlan.parse(f"f32[2x16x1024x{size}, bhsd] -> {word}"))),
+        parse_target(KINDS[0]),
+    )
+    kind = GpuAttentionGradient if "gradient" in word else GpuAttention
+    listed = list(kind.candidates(kernel, target, "default"))
+    three = [each for each in listed if each.knobs["arithmetic"] == "tf32x3"]
+    assert three
+    for each in three:
+        source = each.emit(kernel, target)
+        types = types_of(source, kernel, each, target)
+        used = compile_source(source, types, target).resources
+        assert used["spill_bytes"] <= 40
+        assert not used["serialized"]
 
 
 def test_the_set_is_bounded() -> None:

@@ -43,6 +43,7 @@ THREE = {
 }  # fmt: skip
 THREE_ELSEWHERE = {64: ((32, 32, 4, 2), (16, 64, 4, 2)), 128: ((32, 32, 4, 2), (16, 32, 4, 2)), 256: ()}
 REACHED = {128: 0.62, 64: 0.5, 32: 0.3, 16: 0.12}  # of the peak's products, by the queries of a tile
+IEEE = 0.21  # of the peak without tensor cores: 4x16x1024x64 on an H200
 EXPONENTIALS = 1.2e12  # scores a second of an H100: maximum, exponential, sum, and the product's factor
 
 
@@ -136,8 +137,8 @@ class GpuAttention(AttentionKnobs):
     def seconds(self, kernel: Kernel, target: Target) -> float:
         made, rates = kernel.attention, model.rates(target)
         programs, pairs, products = self._work(kernel)
-        reached = {"native": rates.half, "tf32x3": rates.tf32 / 3, "ieee": rates.single / 2}[self.arithmetic]
-        rate = reached * (self._reached(kernel) if self.arithmetic != "ieee" else 1.0)
+        most = {"native": rates.half, "tf32x3": rates.tf32 / 3, "ieee": rates.single}[self.arithmetic]
+        rate = most * self._reached(kernel)
         scale = rates.half / model.RATES["sm_90"].half
         # Programs read the keys of a head again from the second cache, at about thrice the memory's rate.
         again = pairs / self.rows * (made.size + made.features) * kernel.src.itemsize / (3 * rates.memory)
@@ -148,7 +149,7 @@ class GpuAttention(AttentionKnobs):
 
     def _reached(self, kernel: Kernel) -> float:
         """What the tile's products come to, of the peak."""
-        return REACHED[self.rows]
+        return IEEE if self.arithmetic == "ieee" else REACHED[self.rows]
 
     def _work(self, kernel: Kernel) -> tuple[int, float, float]:
         """Programs, scores that they compute in whole blocks, and operations of the products."""
