@@ -191,7 +191,7 @@ class Scores(Writer):
         edges += [f"{start} < {begin.atom}"] if self.heads.back else []
         if not edges:
             return
-        is_certain = is_first and behind.low > end.high
+        is_certain = behind.low > end.high
         with nullcontext() if is_certain else text.block(f"if {' or '.join(edges)}"):
             text.line(f"scores = {ns}.where({hidden}, scores, {NOTHING})")
 
