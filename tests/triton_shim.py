@@ -162,20 +162,6 @@ def _dot(self: Any, a: Any, b: Any, d: Any, precision: Any, imprecise: Any) -> A
     return Handle(total + d.data, d.dtype.scalar)
 
 
-def _moved(self: Any, asm: str, constraints: str, values: Any, types: Any, pure: bool, pack: int) -> Any:
-    """The one instruction that kernels name: a copy of registers."""
-    if not asm.startswith("mov."):
-        raise NotImplementedError(f"{asm} is not interpreted")
-    return _Results(values)
-
-
-class _Results(list[Any]):
-    """What instructions give, as Triton asks for it."""
-
-    def get_result(self, place: int) -> Any:
-        return self[place]
-
-
 def _wanted(mask: Any) -> Array:
     """Which elements a mask lets through; a mask made of a scalar condition has numbers."""
     wanted: Array = np.asarray(mask.data).astype(bool, copy=False)
@@ -243,7 +229,6 @@ def install() -> None:
     Builder.cast_impl = _cast(Builder.cast_impl)
     Builder.create_fp_to_fp = _fp_to_fp(Builder.create_fp_to_fp)
     Builder.create_dot = _dot
-    Builder.create_inline_asm = _moved
     Builder.create_masked_load = _masked_load
     Builder.create_masked_store = _masked_store
     Builder.create_atomic_rmw = _atomic(Builder.create_atomic_rmw)

@@ -164,8 +164,6 @@ def test_each_operator_is_written_once() -> None:
         parts = (
             max(kernel.parts.reads, kernel.parts.makes) if kernel.parts else 1
         )  # each is a tile of its own
-        if "kept=True" in template:  # and so is each block that stays in registers
-            parts = kernel.reduced_count
         lines = Counter(line.strip() for line in source.text.splitlines())
         for operator, times in wanted.items():
             assert lines[f"# {operator}"] <= times * parts, (

@@ -11,15 +11,13 @@ from fuseplan.backends.attending import Heads
 from fuseplan.backends.triton.index import ceil_div
 from fuseplan.backends.triton.templates.attention import GpuAttention
 from fuseplan.backends.triton.templates.attention_gradient_writer import GradientWriter
-from fuseplan.backends.triton.templates.attention_rows import HALVES, padded
+from fuseplan.backends.triton.templates.attention_rows import padded
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.target import Target
 from fuseplan.kernels.template import Traffic, moved_once
 from fuseplan.language.attend import AttendGradient
 from fuseplan.language.dtypes import dtype_of
-
-Tiles = dict[int, tuple[tuple[int, int, int, int], ...]]
 
 # Rows of a tile, others of a step, warps, and stages, for heads of up to so many elements: none spills on an
 # H100, and with 4 warps none on an MI300X, where a warp of 8 has half of the registers.
@@ -41,19 +39,6 @@ REACHED_BY_KEY = {
 }  # fmt: skip
 IEEE = 0.1  # of the peak without tensor cores: 2x16x2048x128, causal, on an H200
 SINGLE = ((32, 32, 8, 1), (16, 16, 4, 1))  # of f32: products without tensor cores
-# Of f32 in three products, for queries and for keys.
-THREE_BY_QUERY: Tiles = {
-    64: (
-        (128, 32, 8, 1), (128, 16, 8, 1), (64, 64, 4, 1), (64, 32, 4, 1), (64, 32, 4, 2), (64, 16, 4, 2),
-        (32, 32, 4, 1),
-    ),
-    128: ((64, 32, 8, 1), (64, 16, 8, 1), (32, 16, 8, 1), (16, 32, 4, 1)),
-}  # fmt: skip
-THREE_BY_KEY: Tiles = {
-    64: ((128, 32, 8, 1), (128, 16, 8, 1), (64, 32, 4, 1), (64, 32, 4, 2), (64, 16, 4, 2), (32, 32, 4, 1)),
-    128: ((64, 16, 8, 1), (16, 32, 4, 1), (16, 16, 4, 1)),
-}
-THREE_ELSEWHERE: Tiles = {64: ((32, 32, 4, 1),)}
 
 
 @dataclass(frozen=True)
@@ -78,14 +63,6 @@ class GpuAttentionGradient(GpuAttention):
         made, heads = kernel.attention, Heads.of(kernel, 0)
         size = max(padded(made.size), padded(made.features))
         if kernel.src.dtype == "f32":
-            on_hopper = THREE_BY_KEY if heads.by == "key" else THREE_BY_QUERY
-            three = on_hopper if target.name == "sm_90" else THREE_ELSEWHERE
-            listed = next((each for most, each in three.items() if size <= most), ())
-            # Of a block without a branch in it, ptxas has the products of larger tiles under way at once, and
-            # spills 1 to 2 KB.
-            has_branch = bool(heads.front or heads.back) and not (made.bias_axes or made.mask_axes)
-            listed = tuple(each for each in listed if size <= 64 or each[0] < 64 or has_branch)
-            yield from (("tf32x3", each) for each in listed if target.name.startswith("sm_"))
             yield from (("ieee", each) for each in SINGLE)
             return
         tiles = BY_KEY if heads.by == "key" else BY_QUERY
@@ -106,10 +83,6 @@ class GpuAttentionGradient(GpuAttention):
         """Of the blocks whose loads are under way, of the tile's rows, and of weights and slopes."""
         made, item = kernel.attention, kernel.src.itemsize
         row = padded(made.size) + padded(made.features)
-        if self.arithmetic == "tf32x3":  # others lie there as both factors of products
-            again = row if Heads.of(kernel, 0).by == "key" else padded(made.size)
-            loading = item * (self.stages - 1) * self.keys * row
-            return loading + HALVES * (row * self.rows + (row + again) * self.keys)
         return item * (row * (self.stages * self.keys + self.rows) + 2 * self.rows * self.keys)
 
     def traffic(self, kernel: Kernel, target: Target) -> Traffic:
@@ -136,9 +109,6 @@ class GpuAttentionGradient(GpuAttention):
         rounded = 2 * row.epsilon if row.is_narrow else 0.0
         terms = max(made.keys, made.queries * made.group)
         return rounded + (made.size + made.features + terms / 16 + log2(terms + 1) + 16) * 2.0**-24
-
-    def _depths(self, kernel: Kernel) -> tuple[int, ...]:
-        return kernel.attention.size, kernel.attention.features, self.keys
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
         return GradientWriter(self, kernel, self.text).source(target)

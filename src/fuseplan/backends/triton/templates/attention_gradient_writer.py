@@ -71,9 +71,7 @@ class GradientWriter(Rows):
         self.sums = [self.zeros("made", size) for size in sizes]
 
     def _rows(self, role: str, head: Index, row: Index, exists: Mask) -> Pieces:
-        tile = self.load(role, role, f"{role}_row", head, row, exists)
-        self.split(*(name for name, _ in tile))
-        return tile
+        return self.load(role, role, f"{role}_row", head, row, exists)
 
     # ---- the others
 
@@ -113,12 +111,11 @@ class GradientWriter(Rows):
     def _product(self, name: str, own: Pieces, others: Pieces) -> None:
         """The products of the tile's rows with the others."""
         for place, ((row, _), (other, _)) in enumerate(zip(own, others, strict=True)):
-            self.dot(name, row, other, name if place else "", "tl.trans({})")
+            self.dot(name, row, f"tl.trans({other})", name if place else "")
 
     def _add(self, factor: str, others: Pieces, sums: Pieces) -> None:
         """Adds the others, each times its factor."""
         factor = factor if self.is_single else f"{factor}.to({named(self.kernel.src.dtype)})"
-        self.split(factor)
         for (other, _), (made, _) in zip(others, sums, strict=True):
             self.dot(made, factor, other, made)
 

@@ -139,23 +139,22 @@ class Rows(Scores):
         for name in names if self.knobs.arithmetic == "tf32x3" else ():
             write_factors(self.text, name, name)
 
-    def dot(self, name: str, first: str, second: str, sums: str, turned: str = "{}") -> None:
+    def dot(self, name: str, first: str, second: str, sums: str) -> None:
         """A product, added to sums where there are such; in f32 it is summed by itself.
 
-        `turned` is how the second factor is written around its name. In three products both are `split`.
+        In three products the factors are `split`.
         """
-        added, other = f"{sums} + " if sums else "", turned.format(second)
+        added = f"{sums} + " if sums else ""
         if self.knobs.arithmetic == "tf32x3":
-            high, left = (turned.format(f"{second}_{part}") for part in ("high", "left"))
             self.text.line(
-                f'partial = tl.dot({first}_left, {high}, input_precision="tf32")',
-                f'partial = tl.dot({first}_high, {left}, partial, input_precision="tf32")',
-                f'{name} = {added}tl.dot({first}_high, {high}, partial, input_precision="tf32")',
+                f'partial = tl.dot({first}_left, {second}_high, input_precision="tf32")',
+                f'partial = tl.dot({first}_high, {second}_left, partial, input_precision="tf32")',
+                f'{name} = {added}tl.dot({first}_high, {second}_high, partial, input_precision="tf32")',
             )
         elif self.is_single:
-            self.text.line(f"{name} = {added}tl.dot({first}, {other}{EXACT})")
+            self.text.line(f"{name} = {added}tl.dot({first}, {second}{EXACT})")
         else:
-            self.text.line(f"{name} = tl.dot({first}, {other}{', ' if sums else ''}{sums})")
+            self.text.line(f"{name} = tl.dot({first}, {second}{', ' if sums else ''}{sums})")
 
     def zeros(self, name: str, size: int) -> Pieces:
         """Sums of a tile's rows, in pieces."""

@@ -33,8 +33,6 @@ CANDIDATES = 26
 RESIDENT, AHEAD = (1, 2, 3, 4, 6, 8), (0, 3, 4)  # of programs that go through all tiles
 ALONE = 512  # elements of a row that is a tile by itself there
 TURNS = 2  # of a program that goes through all tiles, at least
-KEPT = (8, 16)  # elements of a block for each thread, of a row that is kept
-PIECES = 16  # blocks of such a row, at most: each is written in the text
 MOST_ROWS, CUT_ROWS = 16, (1, 2, 4, 8)  # of a tile there; of one that has not all elements of a cell
 
 
@@ -56,7 +54,6 @@ class GpuReduction(ReductionKnobs):
         resident: of a kernel with sums over all cells, programs of a processor, which go through all tiles;
             0: a program, or `programs`, for each tile.
         ahead: tiles that are read at a time meanwhile; 0: one.
-        kept: all blocks are read once, and stay in registers in their own dtype.
     """
 
     name: ClassVar[str] = "reduction"
@@ -88,7 +85,6 @@ class GpuReduction(ReductionKnobs):
         if cost.kernel.sums:
             yield from cls._summing(cost)
             return
-        yield from cls._keeping(cost)
         kernel, target, lattice = cost.kernel, cost.target, cost.lattice
         count, cells = lattice.element_count, lattice.cell_count
         side = 1 if lattice.is_along else min(LANES, power_of_two(lattice.run.extent))
@@ -110,15 +106,6 @@ class GpuReduction(ReductionKnobs):
             for programs in {1, 1 << max(0, shared.bit_length() - 1)}:
                 for lanes in _ways(cost, warps, each) if programs < blocks else (False,):
                     yield cls(rows, elements, programs, warps, lanes)
-
-    @classmethod
-    def _keeping(cls, cost: Cost) -> Iterator[GpuReduction]:
-        """Rows in the registers of a program in a 16-bit dtype, where they do not fit in there widened."""
-        for warps, each in product(WARPS, KEPT) if cost.may_keep else ():
-            made = cls(1, warps * cost.target.warp * each, 1, warps, lanes=True, kept=True)
-            is_held = made.elements < cost.count <= PIECES * made.elements and cost.fits_kept(made)
-            if is_held and warps * cost.target.warp <= THREADS:
-                yield made
 
     @classmethod
     def _sharing(cls, cost: Cost, tile: GpuReduction) -> Iterator[GpuReduction]:

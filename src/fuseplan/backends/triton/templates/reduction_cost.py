@@ -13,7 +13,6 @@ from fuseplan.backends.lattice import Lattice
 from fuseplan.backends.triton import model
 from fuseplan.backends.triton.index import ceil_div
 from fuseplan.backends.triton.resources import REGISTERS
-from fuseplan.backends.triton.templates.reduction_places import own_operands
 from fuseplan.backends.triton.templates.reduction_sums import shared_columns, shares
 from fuseplan.backends.triton.templates.reduction_tiles import VECTOR, ReductionKnobs
 from fuseplan.kernels.kernel import Kernel
@@ -43,8 +42,6 @@ STEEP = 2.67  # of the norm of these times
 # Registers of a thread for all else, for an element of src, and for one of an operand: of the cell; that all
 # cells share, in formulas behind the statistics, and in these. Where a tile has whole cells, or pieces.
 WHOLE, PIECE = (17, 1.0, 1.0, 0.25, 0.6), (26, 0.4, 0.5, 0.3, 0.3)
-LONG = 16384  # elements of a row that is worth it
-KEEPING = 24  # for all else, of a row that is kept as it is stored
 PLACED = 2  # for an element's place, and for the one that is chosen
 MOST = 255  # registers of a thread
 PROGRAMS, THREADS = 32, 2048  # of a processor
@@ -103,7 +100,7 @@ class Cost:
 
     def passes(self, knobs: ReductionKnobs) -> int:
         """How often src is read."""
-        is_held = knobs.elements * knobs.programs >= self.count or knobs.kept
+        is_held = knobs.elements * knobs.programs >= self.count
         return 1 if is_held else self.kernel.passes - self.lattice.is_reduced
 
     def registers(self, each: float, *, is_whole: bool) -> float:
@@ -116,26 +113,6 @@ class Cost:
     def fits(self, threads: int, elements: int, *, is_whole: bool) -> bool:
         """Whether a thread has registers for its share of a tile."""
         return self.registers(elements / threads, is_whole=is_whole) <= min(MOST, REGISTERS // threads)
-
-    @property
-    def may_keep(self) -> bool:
-        """Whether registers may hold what later passes read, two elements in each: NVIDIA's are told how."""
-        kernel = self.kernel
-        read = [kernel.src.dtype, *(kernel.operand(key).dtype for key in own_operands(kernel, self.lattice))]
-        is_plain = self.lattice.is_along and not (self.lattice.inner or kernel.sums or kernel.lookup)
-        is_long = len(self.lattice.starts) == 1 and self.count >= LONG
-        is_once = is_long and kernel.passes - self.lattice.is_reduced > 1
-        is_half = all(dtype_of(each).itemsize == 2 for each in read)
-        return is_plain and is_once and is_half and self.target.name.startswith("sm_")
-
-    def fits_kept(self, knobs: ReductionKnobs) -> bool:
-        """Whether a thread has registers for its share of a row as it is stored, and for one block's."""
-        return self._of_kept(knobs) <= min(MOST, REGISTERS // (knobs.warps * self.target.warp))
-
-    def _of_kept(self, knobs: ReductionKnobs) -> float:
-        """Registers of a thread that keeps its share of a row."""
-        each = knobs.elements / (knobs.warps * self.target.warp)
-        return KEEPING + each * (1 + ceil_div(self.count, knobs.elements) * self.whole / 4)
 
     def fits_beside(self, knobs: ReductionKnobs) -> bool:
         """Whether a processor holds programs that go through all tiles: registers, and tiles ahead."""
@@ -158,8 +135,7 @@ class Cost:
         turns = ceil_div(self.count, knobs.elements * knobs.programs)
         groups, processors = ceil_div(self.cells, knobs.cells), self.target.processors
         each = knobs.cells * knobs.elements / (knobs.warps * self.target.warp)
-        needed = self._of_kept(knobs) if knobs.kept else self.registers(each, is_whole=turns == 1)
-        places = knobs.resident or self._places(knobs.warps, needed)
+        places = knobs.resident or self._places(knobs.warps, each, is_whole=turns == 1)
         joined = self.numbers * (1 if knobs.lanes else turns)
         memory = self._memory(knobs, min(places * processors, groups) * knobs.cells)
         chain = self._chain(knobs, turns, each, joined)
@@ -176,10 +152,10 @@ class Cost:
         taken: float = sum(each**STEEP for each in (memory, waits, issued / processors)) ** (1 / STEEP)
         return LAUNCH + taken + FIRST * chain * (knobs.resident > 0)
 
-    def _places(self, warps: int, registers: float) -> int:
+    def _places(self, warps: int, each: float, *, is_whole: bool) -> int:
         """Programs of a processor at a time."""
         most = min(MOST, REGISTERS // (warps * self.target.warp))
-        needed = min(most, registers) * self.target.warp
+        needed = min(most, self.registers(each, is_whole=is_whole)) * self.target.warp
         held = REGISTERS // PARTS // (ceil(needed / LOT) * LOT) * PARTS
         return max(1, min(PROGRAMS, THREADS // (warps * self.target.warp), held // warps))
 

@@ -11,7 +11,6 @@ from fuseplan.backends.triton.shell import Writer
 from fuseplan.backends.triton.storage import Storage
 from fuseplan.backends.triton.templates.reduction_tiles import Leaves, ReductionKnobs, Tile
 from fuseplan.kernels.emit import Slot
-from fuseplan.kernels.kernel import Kernel
 from fuseplan.language.parts import part_of
 from fuseplan.language.reduction import INDEX
 
@@ -26,13 +25,6 @@ def hinted(policy: str) -> str:
     return f', eviction_policy="{policy}"'
 
 
-def own_operands(kernel: Kernel, lattice: Lattice) -> list[str]:
-    """The operands that have elements of their own for each cell."""
-    places = {each.key: lattice.tensors.index(each.key) for each in kernel.operands}
-    axes = lattice.elements, lattice.cells
-    return [key for key, at in places.items() if all(any(axis.steps[at] for axis in side) for side in axes)]
-
-
 class PlacedWriter(Writer):
     """A writer of tiles that have cells as rows and elements as columns.
 
@@ -42,8 +34,6 @@ class PlacedWriter(Writer):
         at_cell, has_cell: the cells' offsets in each tensor, and which of them exist.
         known: values of leaves that are the same for all tiles.
         hint: to the second cache, of loads of src.
-        kept: elements that later passes have again, by their address; and whether none has had them yet.
-        places: of the blocks of a tile that is kept.
     """
 
     knobs: ReductionKnobs
@@ -58,8 +48,6 @@ class PlacedWriter(Writer):
     indices: set[str]
     is_wide: bool
     hint: str = ""
-    kept: dict[str, tuple[str, bool]]
-    places: list[Place]
 
     def _steps(self, stem: str, axes: Sequence[Axis], index: Index, at: str) -> dict[str, Index]:
         """Offsets along cells or elements in each tensor; equal ones have one name."""
@@ -109,18 +97,13 @@ class PlacedWriter(Writer):
                 return self.text.let("index", f"({where}).to({self.compute})")
             if name in self.indices:
                 return self.text.let("index", str(where.widened(where.constant is not None)))
-            return self.storage.widen(*self._loaded(name, where, mask), name)
+            slot = Slot(name) if name == "src" else Slot("operand", name)
+            return self._loaded(name, argument(slot), where, mask)
 
         return Tile(along, exists, part, Leaves(load, self.known))
 
-    def _loaded(self, name: str, where: Index, mask: Mask, *, keeps: bool = False) -> tuple[str, str]:
-        """A tensor's elements as they are stored: their dtype, and their name in the text.
-
-        Kept ones are loaded once. A pass behind the first has them by `anew`: the compiler would keep them in
-        the compute dtype, in twice the registers, if it knew that they are the same.
-        """
+    def _loaded(self, name: str, pointer: str, where: Index, mask: Mask) -> str:
         is_src = name == "src"
-        pointer = argument(Slot(name) if is_src else Slot("operand", name))
         dtype = self.kernel.src.dtype
         if not is_src:
             operand = self.kernel.operand(name)
@@ -129,20 +112,10 @@ class PlacedWriter(Writer):
             zeros = f"tl.zeros({(self.knobs.cells, *self.tile)}, tl.int32)"
             where = Index(f"{zeros} + {where}" if where.constant else zeros)
         address = pointer if where.constant == 0 else f"{pointer} + {where}"
-        if is_src and self.kernel.lookup:
-            return dtype, load_src(self.text, self.kernel, where, mask.guard())
-        if address in self.kept:
-            loaded, is_first = self.kept[address]
-            self.kept[address] = loaded, False
-            return dtype, loaded if is_first else self.text.let(name, f"anew({loaded})")
-        loaded = self.text.let(name, f"tl.load({address}{mask.guard()}{self.hint if is_src else ''})")
-        if keeps:
-            self.kept[address] = loaded, True
-        return dtype, loaded
-
-    def _keep(self, blocks: int) -> None:
-        """Loads the elements of all blocks of a tile; their places have names for all passes."""
-        self.places = [self._place(as_index(block)) for block in range(blocks)]
-        for along, exists in self.places:
-            for name in ("src", *own_operands(self.kernel, self.lattice)):
-                self._loaded(name, *self._where(name, along, exists, 0), keeps=True)
+        is_row = is_src and self.kernel.lookup
+        loaded = (
+            load_src(self.text, self.kernel, where, mask.guard())
+            if is_row
+            else self.text.let(name, f"tl.load({address}{mask.guard()}{self.hint if is_src else ''})")
+        )
+        return self.storage.widen(dtype, loaded, name)

@@ -41,7 +41,6 @@ class ReductionKnobs(GpuTemplate):
     lanes: bool = False
     resident: int = 0
     ahead: int = 0
-    kept: bool = False
 
 
 def write_pairs(text: Text, parts: Iterable[Part]) -> None:

@@ -10,7 +10,7 @@ thread waits for another before the loop's end.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import reduce
 
 from fuseplan.backends.lattice import Lattice
@@ -51,8 +51,6 @@ from fuseplan.language.reduction import Part, Statistic
 from fuseplan.scalar import Scalar, const, fold, leaves_of
 
 ONE = const(1)
-# The same registers, as the compiler does not know: two elements in each.
-ANEW = 'tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], x.dtype, is_pure=False, pack=2)'
 
 
 class ReductionWriter(PlacedWriter):
@@ -74,15 +72,13 @@ class ReductionWriter(PlacedWriter):
         self.tile = (knobs.elements // vector, vector) if in_lanes else (knobs.elements,)
         none = ", None" * (len(self.tile) - 1)
         self.down, self.across = f"[:, None{none}]", f"[None, :{', :' * (len(self.tile) - 1)}]"
-        is_held = knobs.programs >= self.blocks or knobs.kept
-        self.reads_again = not (self.lattice.is_reduced or is_held)
+        self.reads_again = not self.lattice.is_reduced and knobs.programs < self.blocks
         reach = max(kernel.src.span, kernel.dst.span) + knobs.cells * knobs.elements
         self.is_wide = self.is_open or reach >= WIDE
         most = max((len(each.parts) for each in kernel.statistics), default=0)
         group = knobs.programs, int(self.groups.high), knobs.cells, most, self.compute
         self.meeting = Meeting(self.text, *group, repeats=False)
         self.sums = ColumnSums(self.text, knobs, kernel, target, self.compute)
-        self.kept = {}
         self.fixed: Place | None = None  # where the elements lie, of programs that go through all tiles
         formulas = [stage.expression for stage in (*kernel.prologue, *kernel.epilogue)]
         formulas += [part.term for each in (*kernel.statistics, *self.lattice.inner) for part in each.parts]
@@ -110,9 +106,6 @@ class ReductionWriter(PlacedWriter):
     def write_body(self) -> None:
         listed = (*self.kernel.statistics, *self.lattice.inner)
         write_pairs(self.text, (part for each in listed for part in each.parts))
-        if self.knobs.kept:
-            with self.text.function("anew(x)"):
-                self.text.line(f"return {ANEW}")
         if self.shares:
             self._write_share()
             return
@@ -149,8 +142,6 @@ class ReductionWriter(PlacedWriter):
         self.at_cell = self._steps("cell", self.lattice.cells, self.cell, self.down)
         self.hint = hinted("evict_last") if self.reads_again else ""
         held = self._tiles(self.member, keeps=True) if knobs.programs >= self.blocks else None
-        if knobs.kept:
-            self._keep(self.blocks)
         for statistic in self.kernel.statistics:
             text.line(f"# {statistic.text}")
             self._numbers(statistic, self._met(statistic, self._state(statistic, held)))
@@ -163,8 +154,7 @@ class ReductionWriter(PlacedWriter):
 
     def _tiles(self, block: Index, *, keeps: bool) -> list[Tile]:
         """The elements of a block behind the prologue, by parts; `keeps`: values with names are written."""
-        kept = self.places[int(block.low)] if self.knobs.kept else None
-        along, exists = self.fixed or kept or self._place(block)
+        along, exists = self.fixed or self._place(block)
         tiles = [self._made(along, exists, part) for part in range(len(self.lattice.starts))]
         for tile in tiles:
             tile.leaves["x"] = tile.leaves["src"]
@@ -245,7 +235,7 @@ class ReductionWriter(PlacedWriter):
             identity = self.table["const"](part.identity)
             state[part.name] = text.let(name_of(part), f"tl.full({shape}, {identity}, {self.compute})")
         keeps = statistic is self.kernel.statistics[0] and self.lattice.is_reduced
-        for block in self._program_blocks():
+        with self._program_blocks() as block:
             made = self._joined(statistic, self._tiles(block, keeps=keeps), state)
             self.text.line(*(f"{name} = {made[part]}" for part, name in state.items()))
         return self._merged(statistic, state, 1, "[:, :, None]") if len(self.tile) > 1 else state
@@ -298,11 +288,9 @@ class ReductionWriter(PlacedWriter):
             return self.lattice.element_count
         return 0 if tile.exists else self.tile[-1]
 
+    @contextmanager
     def _program_blocks(self) -> Iterator[Index]:
-        """A loop over the program's blocks; those of a tile that is kept, one after another."""
-        if self.knobs.kept:
-            yield from map(as_index, range(self.blocks))
-            return
+        """A loop over the program's blocks."""
         turns = f"{self.member}, {self.blocks}, {self.knobs.programs}"
         with self.text.block(f"for block in range({turns if self.knobs.programs > 1 else self.blocks})"):
             yield counted("block", self.blocks, self.is_wide)
@@ -354,7 +342,7 @@ class ReductionWriter(PlacedWriter):
         if held:
             self._finish(held, self.member)
             return
-        for block in self._program_blocks():
+        with self._program_blocks() as block:
             self._finish(self._tiles(block, keeps=True), block)
 
     def _of_runs(self, tile: Tile, block: Index) -> None:
