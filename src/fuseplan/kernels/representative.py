@@ -15,6 +15,7 @@ from fuseplan.language.extents import OPEN, opened
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.messages.reasons import Claim, Reason, claim, first_refusal
 from fuseplan.ops.normalization import Normalization
+from fuseplan.ops.unary import UnaryOp
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.plans.step import Step
 
@@ -91,6 +92,8 @@ def _summed(step: Step) -> set[int]:
     if isinstance(step.op, Normalization):
         sums = step.op.sums(step.leaves, step.src)
         return set(range(step.src.rank) if sums else step.op.over(step.src))
+    if isinstance(step.op, UnaryOp):
+        return {step.op.axis_of(step.src)}
     return {step.src.channel_axis} if step.op.kind in ("contraction", "attention") else set()
 
 

@@ -11,7 +11,7 @@ from fuseplan.backends.triton.elementwise import argument
 from fuseplan.backends.triton.index import EXTENT, Index, as_index, ceil_div
 from fuseplan.backends.triton.storage import converted_by
 from fuseplan.backends.triton.text import Text
-from fuseplan.kernels.centre import Reduction, Summary
+from fuseplan.kernels.centre import Reduction, Summary, Unary
 from fuseplan.kernels.contraction import Contraction
 from fuseplan.kernels.emit import Programs, Slot, Source
 from fuseplan.kernels.kernel import Kernel
@@ -19,6 +19,7 @@ from fuseplan.kernels.target import Target
 from fuseplan.language.attend import Attend, AttendGradient
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.plans.naming import as_rows
+from fuseplan.plans.text import operator_text
 
 IMPORTS = ("import triton", "import triton.language as tl")
 
@@ -121,6 +122,8 @@ def header(kernel: Kernel, title: str) -> Iterator[str]:
         told = [line for line in told if conv.pool or line != conv.text]
     elif isinstance(centre, Attend | AttendGradient):
         middle, reads_rows = [attention(kernel)], True
+    elif isinstance(centre, Unary):
+        middle, reads_rows = [operator_text(centre.op)], centre.op.reads == "rows"
     elif centre is None:  # parts of the last axis, unless the operator names another
         parted = [stage.op_text for stage in (*kernel.prologue, *kernel.epilogue) if stage.reads_parts]
         reads_rows = bool(parted) and "axis=" not in parted[0]
