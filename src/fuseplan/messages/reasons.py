@@ -60,7 +60,7 @@ class Reason(Catalogue):
     CENTRE_IN_POINTWISE = (
         "a pointwise kernel holds elementwise operators alone",
         "The rules and templates `contraction`, `direct` and `product` take a contraction, `normalization` "
-        "and `reduction` statistics, `attention` attention",
+        "and `reduction` statistics, `attention` attention, `scan` a scan",
     )
     NO_NORMALIZATION = (
         "the plan has no statistics per channel or activation, such as batch_norm_training's",
@@ -116,6 +116,14 @@ class Reason(Catalogue):
     )
     BESIDE_ATTENTION = (
         "one kernel holds one attention, and no contraction or statistics beside it",
+        "Split the plan in front of the second of the two",
+    )
+    NO_SCAN = (
+        "the plan has no sums along an axis up to each element, such as cumsum's",
+        f"`scan` takes one cumsum; `normalization` and `reduction` take statistics; {OTHERS}",
+    )
+    BESIDE_SCAN = (
+        "one kernel holds one scan, and no other operator but elementwise ones beside it",
         "Split the plan in front of the second of the two",
     )
     SEVERAL_PARTS = (

@@ -29,6 +29,7 @@ from fuseplan.ops.reductions import REDUCTIONS
 from fuseplan.ops.row_gradients import ROW_GRADIENTS
 from fuseplan.ops.rows import ROW_NORMALIZATIONS
 from fuseplan.ops.save import Save
+from fuseplan.ops.scan import Cumsum
 from fuseplan.ops.training import TRAINING
 from fuseplan.ops.transposed import TRANSPOSED
 from fuseplan.ops.unary import UnaryOp
@@ -53,6 +54,7 @@ OPERATORS: tuple[type[Op], ...] = (
     *ROW_NORMALIZATIONS,
     *GROUP_NORMALIZATIONS,
     *REDUCTIONS,
+    Cumsum,
     DynamicQuantize,
     *LOSSES,
     *TRAINING,
