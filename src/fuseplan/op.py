@@ -72,7 +72,7 @@ class Op(ABC):
 
     Attributes:
         name: its word in a plan's text, PyTorch's where PyTorch has one; made from the class's name.
-        kind: `contraction`, `normalization`, `attention` or `elementwise`.
+        kind: `elementwise`, or the name of the rule whose centre it is, such as `contraction`.
         onnx: ONNX's name of the operator; None where ONNX has none.
         torch: PyTorch's, in torch.nn.functional or torch.
         has_parts: its formula reads an axis of src in parts.
