@@ -181,7 +181,10 @@ class ScanWriter(Writer):
         made = text.let("total", f"tl.cumsum({x}, {axis}{', reverse=True' if scan.reverse else ''})")
         if goes_on:
             made = text.let("total", f"{made} + carry{self.over_lines}")
-            text.line(f"carry += tl.sum({x}, {axis})")
+            # Not a sum of x beside it: Triton 3.6 cannot compile a loop that adds sums up and reads them.
+            at_end = f"tl.arange(0, {self.knobs.block}) == {0 if scan.reverse else self.knobs.block - 1}"
+            at_end = text.let("at_end", f"({at_end}){self.over_axis}")
+            text.line(f"carry = tl.sum(tl.where({at_end}, {made}, 0.0), {axis})")
         _, place = self._place(lying, "dst", element, self.behind)
         self.behind.store(made, place)
 
