@@ -58,9 +58,8 @@ class UnaryOp(Op):
         return axis
 
     def output(self, src: TensorSpec) -> TensorSpec:
-        """The same shape, in src's layout, or in the named one nearest to its strides."""
         self.axis_of(src)
-        return src if src.layout is not None else src.with_shape(src.shape)
+        return super().output(src)
 
     def meaning(self, given: Given) -> tuple[Array, dict[str, Array]]:
         return self.along(given.src, self.axis_of(given.spec), given.by) * (1 + given.slip), {}
