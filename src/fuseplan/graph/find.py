@@ -291,7 +291,7 @@ class _Finder:
     def _fronts(self, node: Node, layer: Layer, pieces: Nodes) -> Iterator[Front]:
         """What may stand in front of an anchor; at last, nothing."""
         name = node.inputs[0]
-        if layer.op.kind in ("contraction", "attention"):
+        if layer.op.kind in ("contraction", "attention", "elementwise"):
             return iter([(name, (), [])])
         spec = layer.src([self.graph.types[each] for each in node.inputs])
         return fronts(self.graph, name, pieces, spec, self.claimed, self._known, self.rules)
