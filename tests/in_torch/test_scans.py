@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import fuseplan.torch
+from fuseplan.measure.spaces import arithmetic_of
+from fuseplan.ops.scan import Cumsum
+from fuseplan.plans.plan import FusionPlan
 
 
 class Summed(nn.Module):  # type: ignore[misc]
@@ -54,3 +58,18 @@ def test_other_sums_are_torchs(src: torch.Tensor) -> None:
     fused = fuseplan.torch.fuse(module, src)
     assert plans(fused) == []
     torch.testing.assert_close(fused(src), module(src))
+
+
+@pytest.mark.parametrize(
+    "text", ["cumsum", "cumsum(0, exclusive=True)", "cumsum(exclusive=True, reverse=True)"]
+)
+def test_the_meaning_of_torchs_tensors_has_gradients(text: str) -> None:
+    plan = FusionPlan.parse(f"f64[5x7] -> {text}")
+    src = torch.randn(5, 7, dtype=torch.float64, requires_grad=True)
+    made, _ = plan.meaning(src, {}, {}, by=arithmetic_of(src))
+    np.testing.assert_allclose(made.detach().numpy(), plan.reference(src.detach().numpy(), {}), rtol=1e-12)
+    grad = torch.randn(5, 7, dtype=torch.float64)
+    (adjoint,) = (op.adjoint for op in plan.ops if isinstance(op, Cumsum))
+    want = FusionPlan(plan.src, adjoint).reference(grad.numpy(), {})
+    (got,) = torch.autograd.grad(made, src, grad)
+    np.testing.assert_allclose(got.numpy(), want, rtol=1e-12, atol=1e-12)
