@@ -79,20 +79,19 @@ class Unary:
     """An operator along an axis of the prologue's result; operands have a step along each axis of src.
 
     Attributes:
-        axis: of src.
+        op: the operator, by the kernel's number of its axis.
         count: elements along it.
         flops: an operation for each element.
     """
 
     op: UnaryOp
-    axis: int
     count: int
     flops: int
 
     @property
     def text(self) -> str:
-        """The operator as a plan writes it, and the kernel's axis."""
-        return f"{operator_text(self.op)} along axis {self.axis}"
+        """The operator as a plan writes it."""
+        return operator_text(self.op)
 
 
 Centre = Contraction | Reduction | Summary | Attend | AttendGradient | Unary

@@ -109,7 +109,7 @@ def _unary(steps: Sequence[Step], before: Sequence[Step], centre: Step, after: S
     op, src = centre.op, centre.src
     assert isinstance(op, UnaryOp)  # by its kind
     axis = op.axis_of(src)
-    made = Unary(op, src.places[axis], src.shape[axis], src.size)
+    made = Unary(op.along_axis(src.places[axis]), src.shape[axis], src.size)
     listed = ((step, "prologue" if step in before else "epilogue") for step in steps)
     found = (placed(each, step, role, step.src.places) for step, role in listed for each in step.operands)
     return replace(_kernel(steps, before, after), centre=made, operands=tuple(found))

@@ -57,6 +57,10 @@ class UnaryOp(Op):
             raise refused(self.name, "axis", f"of {self.axis} is no axis of src", got=str(src))
         return axis
 
+    def along_axis(self, axis: int) -> UnaryOp:
+        """The same operator along another axis."""
+        return type(self)(**{**self.attributes(), "axis": axis})
+
     def output(self, src: TensorSpec) -> TensorSpec:
         self.axis_of(src)
         return super().output(src)

@@ -61,7 +61,7 @@ class Interpreter:
             case Attend() | AttendGradient() as attention:
                 x = self._attend(attention, x, leaves)
             case Unary() as unary:
-                x = unary.op.along(x, unary.axis, ARRAYS)
+                x = unary.op.along(x, unary.op.axis, ARRAYS)
             case Reduction() as reduction:
                 leaves |= _reduced(reduction, x, leaves)
             case Summary(_, reduction):

@@ -19,7 +19,6 @@ from fuseplan.kernels.target import Target
 from fuseplan.language.attend import Attend, AttendGradient
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.plans.naming import as_rows
-from fuseplan.plans.text import operator_text
 
 IMPORTS = ("import triton", "import triton.language as tl")
 
@@ -123,7 +122,7 @@ def header(kernel: Kernel, title: str) -> Iterator[str]:
     elif isinstance(centre, Attend | AttendGradient):
         middle, reads_rows = [attention(kernel)], True
     elif isinstance(centre, Unary):
-        middle, reads_rows = [operator_text(centre.op)], centre.op.reads == "rows"
+        middle = [centre.text]
     elif centre is None:  # parts of the last axis, unless the operator names another
         parted = [stage.op_text for stage in (*kernel.prologue, *kernel.epilogue) if stage.reads_parts]
         reads_rows = bool(parted) and "axis=" not in parted[0]

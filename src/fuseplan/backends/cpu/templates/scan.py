@@ -98,7 +98,7 @@ class Lines:
             Axis(extent, (*(each[axis] for each in ends), *(each.get(axis, 0) for each in held)))
             for axis, extent in enumerate(kernel.src.shape)
         ]
-        self.along = axes.pop(centre.axis)
+        self.along = axes.pop(centre.op.axis)
         others = sorted((axis for axis in axes if axis.extent > 1), key=lambda axis: -axis.steps[0])
         cells = merged(others)
         is_inner = not others or self.along.steps[0] < others[-1].steps[0]

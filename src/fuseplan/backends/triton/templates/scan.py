@@ -106,7 +106,7 @@ class Tiles:
         centre, src = kernel.centre, kernel.src
         assert isinstance(centre, Unary)  # by the template's limits
         assert isinstance(centre.op, Cumsum)
-        self.scan, self.axis, steps = centre.op, centre.axis, src.element_strides
+        self.scan, self.axis, steps = centre.op, centre.op.axis, src.element_strides
         others = (axis for axis in range(src.rank) if axis != self.axis and src.shape[axis] > 1)
         self.axes = sorted(others, key=lambda axis: -steps[axis])
         self.extent, self.count = src.shape[self.axis], prod(src.shape[axis] for axis in self.axes)
@@ -170,10 +170,10 @@ class ScanWriter(Writer):
     def _tile(self, lying: dict[str, _Lying], element: Index, *, goes_on: bool) -> None:
         """The sums of a block of lines: of the elements there, or of those in front of them."""
         text, scan, axis = self.text, self.tiles.scan, 1 if self.tiles.is_inner else 0
-        read = element
+        written, read = [self._existing(element)] * 2
         if scan.exclusive:
-            read = text.index("neighbour", element + (1 if scan.reverse else -1))
-        src, place = self._place(lying, "src", read, self.before)
+            read = self._existing(text.index("neighbour", element + (1 if scan.reverse else -1)))
+        src, place = self._place(lying, "src", *read, self.before)
         x = self.before.source(src, place.mask and f", mask={place.mask}, other=0.0")
         x = self.before.apply(self.before.widened(x, self.kernel.src.dtype), place)
         if place.mask:
@@ -185,21 +185,25 @@ class ScanWriter(Writer):
             at_end = f"tl.arange(0, {self.knobs.block}) == {0 if scan.reverse else self.knobs.block - 1}"
             at_end = text.let("at_end", f"({at_end}){self.over_axis}")
             text.line(f"carry = tl.sum(tl.where({at_end}, {made}, 0.0), {axis})")
-        _, place = self._place(lying, "dst", element, self.behind)
+        _, place = self._place(lying, "dst", *written, self.behind)
         self.behind.store(made, place)
 
+    def _existing(self, element: Index) -> tuple[Index, Mask]:
+        """Elements of lines as an axis of a tile, and which of them there are."""
+        exists = (element >= 0) & (element < self.tiles.extent)
+        exists = self.text.mask(self.text.name("exists"), exists) if exists else exists
+        return element.wide(self.is_wide).at(self.over_axis), exists.at(self.over_axis)
+
     def _place(
-        self, lying: dict[str, _Lying], key: str, element: Index, stages: Elementwise
+        self, lying: dict[str, _Lying], key: str, along: Index, exists: Mask, stages: Elementwise
     ) -> tuple[str, Place]:
         """A tile of src or dst, with the operands of its stages in registers."""
         text = self.text
-        exists = (element >= 0) & (element < self.tiles.extent)
-        exists = text.mask(text.name("exists"), exists).at(self.over_axis)
-        along = element.wide(self.is_wide).at(self.over_axis)
 
         def at(name: str) -> tuple[str, Mask]:
             tensor = lying[name]
-            return str(tensor.start + along * tensor.step), tensor.mask & (exists if tensor.step else Mask())
+            mask = tensor.mask & (exists if tensor.step else Mask())
+            return str(tensor.start + along * tensor.step), text.both(mask)
 
         held = {}
         for each in (each for each in stages.operands if each.key in lying):
@@ -208,5 +212,4 @@ class ScanWriter(Writer):
             held[each.key] = text.let(each.key, f"tl.load({pointer} + {where}{mask.guard()})")
         where, mask = at(key)
         name = text.let("at", where)
-        whole = text.both(lying["src"].mask & exists & mask)
-        return name, Place(name, "", "", str(whole), "", held=held)
+        return name, Place(name, "", "", str(mask), "", held=held)
