@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import log2
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from fuseplan.backends.attending import Heads
 from fuseplan.backends.triton import model
@@ -20,6 +20,8 @@ from fuseplan.language.attend import Attend
 from fuseplan.language.dtypes import FACTORS, dtype_of
 from fuseplan.messages.reasons import Claim, Reason, claim
 
+Tile = tuple[int, int, int, int]
+
 WIDEST = 256  # elements of a head
 # Queries and keys of a tile, warps, and stages, for heads of up to so many elements. Of 16-bit elements 128 x
 # 128 with 4 warps spills.
@@ -30,18 +32,22 @@ TILES = {
 }
 SINGLE = ((64, 32, 8, 2), (32, 32, 4, 2), (16, 32, 4, 2))  # of f32: products without tensor cores
 # Of f32 in three products: for Hopper, whose products take the second factor from shared memory; for others.
-THREE = {
-    64: (
-        (128, 32, 8, 2), (128, 64, 8, 2), (128, 16, 8, 2), (64, 32, 4, 2), (64, 64, 4, 2), (32, 32, 4, 2),
-        (16, 64, 4, 2),
-    ),
-    128: (
-        (128, 32, 8, 2), (128, 16, 8, 2), (64, 32, 4, 2), (64, 32, 4, 1), (64, 16, 4, 2), (32, 32, 4, 2),
-        (16, 32, 4, 2),
-    ),
-    256: (),  # 64 queries with 8 warps: an illegal access on an H200
+# Each with the share of a third of the peak that it reaches on an H200: 4x16x1024x64, 2x8x2048x80, and
+# 2x16x2048x128, causal. Of 256 elements such kernels were wrong there.
+THREE: dict[int, dict[Tile, float]] = {
+    64: {
+        (128, 64, 8, 2): 0.42, (64, 64, 4, 2): 0.35, (64, 32, 4, 2): 0.33, (32, 32, 4, 2): 0.34,
+        (16, 64, 4, 2): 0.29,
+    },
+    96: {(128, 32, 8, 2): 0.31, (64, 32, 4, 2): 0.29, (32, 32, 4, 2): 0.18, (16, 32, 4, 2): 0.09},
+    128: {(16, 32, 4, 2): 0.285, (32, 32, 4, 2): 0.26, (128, 32, 8, 2): 0.24},
+    256: {},
 }  # fmt: skip
-THREE_ELSEWHERE = {64: ((32, 32, 4, 2), (16, 64, 4, 2)), 128: ((32, 32, 4, 2), (16, 32, 4, 2)), 256: ()}
+THREE_ELSEWHERE: dict[int, dict[Tile, float]] = {
+    64: {(32, 32, 4, 2): 0.34, (16, 64, 4, 2): 0.29},
+    128: {(32, 32, 4, 2): 0.26, (16, 32, 4, 2): 0.285},
+    256: {},
+}
 REACHED = {128: 0.62, 64: 0.5, 32: 0.3, 16: 0.12}  # of the peak's products, by the queries of a tile
 IEEE = 0.21  # of the peak without tensor cores: 4x16x1024x64 on an H200
 EXPONENTIALS = 1.2e12  # scores a second of an H100: maximum, exponential, sum, and the product's factor
@@ -93,15 +99,15 @@ class GpuAttention(AttentionKnobs):
         return self.error_bound(kernel) <= accuracy
 
     @classmethod
-    def _tiles(cls, kernel: Kernel, target: Target) -> Iterator[tuple[str, tuple[int, int, int, int]]]:
+    def _tiles(cls, kernel: Kernel, target: Target) -> Iterator[tuple[str, Tile]]:
         """Arithmetic; queries and keys of a tile, warps, and stages."""
-        size = max(padded(kernel.attention.size), padded(kernel.attention.features))
-        is_single, is_hopper = kernel.src.dtype == "f32", target.name == "sm_90"
-        by_size = TILES if not is_single else THREE if is_hopper else THREE_ELSEWHERE
-        listed = next(tiles for most, tiles in by_size.items() if size <= most)
-        if not is_single or target.name.startswith("sm_"):
-            yield from (("tf32x3" if is_single else "native", each) for each in listed)
-        yield from (("ieee", each) for each in SINGLE if is_single)
+        if kernel.src.dtype != "f32":
+            yield from (("native", each) for each in _of_size(kernel, TILES))
+            return
+        if target.name.startswith("sm_"):
+            three = THREE if target.name == "sm_90" else THREE_ELSEWHERE
+            yield from (("tf32x3", each) for each in _of_size(kernel, three))
+        yield from (("ieee", each) for each in SINGLE)
 
     @classmethod
     def _made(cls, kernel: Kernel, target: Target) -> Iterator[GpuAttention]:
@@ -149,6 +155,10 @@ class GpuAttention(AttentionKnobs):
 
     def _reached(self, kernel: Kernel) -> float:
         """What the tile's products come to, of the peak."""
+        if self.arithmetic == "tf32x3":
+            tile = self.rows, self.keys, self.warps
+            known = {each[:3]: share for each, share in _of_size(kernel, THREE).items()}
+            return known.get(tile, min(known.values()))
         return IEEE if self.arithmetic == "ieee" else REACHED[self.rows]
 
     def _work(self, kernel: Kernel) -> tuple[int, float, float]:
@@ -180,3 +190,12 @@ class GpuAttention(AttentionKnobs):
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
         return AttentionWriter(self, kernel, self.text).source(target)
+
+
+Listed = TypeVar("Listed")
+
+
+def _of_size(kernel: Kernel, tiles: Mapping[int, Listed]) -> Listed:
+    """The tiles for heads of so many elements."""
+    size = max(padded(kernel.attention.size), padded(kernel.attention.features))
+    return next(each for most, each in tiles.items() if size <= most)
