@@ -15,7 +15,7 @@ from fuseplan.errors import ArgumentError
 from fuseplan.measure.machine import gpu_machine, machine
 from fuseplan.measure.versions import commit, gpu_versions, versions
 
-KEYS_OF_MODELS = ("model", "batch", "tokens", "dtype", "ieee", "threads")
+KEYS_OF_MODELS = ("model", "number", "batch", "tokens", "dtype", "ieee", "threads")
 
 
 def stamp(

@@ -42,7 +42,7 @@ class Long(nn.Module):  # type: ignore[misc]
         turned = between(out)
         out = self.last(turned) + begin
         rows = self.head(out.flatten(2))
-        return rows.transpose(1, 2), F.gelu(rows), out.cumsum(1) + turned
+        return rows.transpose(1, 2), F.gelu(rows), out.cumprod(1) + turned
 
 
 class Joining(nn.Module):  # type: ignore[misc]

@@ -64,7 +64,7 @@ def cnn() -> Any:
         node("Flatten", ["pooled"], ["flat"], "flatten"),
         node("Gemm", ["flat", "w3", "b3"], ["logits"], "classifier", transB=1),
         node("Softmax", ["logits"], ["shares"], "softmax"),
-        node("CumSum", ["shares", "axis"], ["y"], "sums"),
+        node("Trilu", ["shares", "axis"], ["y"], "sums"),
     ]
     stored = {
         "w1": weights(16, 3, 7, 7),

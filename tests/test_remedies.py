@@ -47,6 +47,7 @@ SPLITS = (
     Reason.OPERANDS_BETWEEN,
     Reason.BEFORE_ATTENTION,
     Reason.BESIDE_ATTENTION,
+    Reason.BESIDE_SCAN,
     Reason.INDEX,
     Reason.LOOKUP,
 )

@@ -15,7 +15,12 @@ from fuseplan.measure.peaks import KINDS_OF_TRAFFIC
 
 Record = Mapping[str, Any]
 Lines = Iterator[str]
-OF_MODELS = ("models", "models_of_torch", "training")  # a row for each model, from several runs
+OF_MODELS = (
+    "models",
+    "models_of_torch",
+    "training",
+    "kernelbench",
+)  # a row for each model, from several runs
 COMPILE = "compile-"  # records of compile times are named apart, by their suites
 
 
@@ -202,7 +207,7 @@ def _kernelbench(record: Record) -> Lines:
     right = sum(row["right"] for row in rows)
     yield f"The 50 programs of odd number, f32 in torch's default precision, as they stand: {len(rows)} run,"
     yield f"{right} right. The faster of eager PyTorch and torch.compile over fuseplan, with Inductor for"
-    mean = f"geometric mean {record['geomean']:.2f} of {len(varying)}"
+    mean = f"geometric mean {geometric_mean(map(_gain, varying)):.2f} of {len(varying)}"
     yield f"what no plan computes: {mean} programs whose result depends"
     yield "on their input. Milliseconds; an error is the largest difference from float64 over one plus the"
     yield "magnitude."

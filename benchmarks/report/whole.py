@@ -30,9 +30,8 @@ def training(folder: Path) -> str:
 
 def kernelbench(folder: Path) -> str:
     """A sentence for each GPU: the geometric mean, and how many programs are right."""
-    lines = (folder / "kernelbench.jsonl").read_text(encoding="utf-8").splitlines()
-    last = {device_of(record["machine"]): record for record in map(json.loads, lines)}
-    return "\n".join(f"- {device}: {_programs(record)}" for device, record in last.items())
+    lines = [f"- {device_of(each['machine'])}: {_programs(each)}" for each in _records(folder, "kernelbench")]
+    return "\n".join(lines)
 
 
 def _step(row: Record) -> str:
@@ -42,8 +41,9 @@ def _step(row: Record) -> str:
 
 def _programs(record: Record) -> str:
     right = sum(row["right"] for row in record["rows"])
-    slower = sum(1 for row in record["rows"] if "seconds" in row and model_gain(row) < 1)
-    said = f"geometric mean {record['geomean']:.2f}; {right} of {len(record['rows'])} programs right"
+    gains = [model_gain(row) for row in record["rows"] if not row.get("constant", True)]
+    slower = sum(gain < 1 for gain in gains)
+    said = f"geometric mean {geometric_mean(gains):.2f}; {right} of {len(record['rows'])} programs right"
     return f"{said}, {slower} slower than the faster of the two."
 
 

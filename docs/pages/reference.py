@@ -135,8 +135,8 @@ def _tensors(made: Iterable[Operand | Result]) -> str:
 def rules() -> Lines:
     """Each rule: what it fuses, what that saves, its conditions."""
     yield "The first rule whose conditions hold makes the kernel; they are tried in this order."
-    for rule, text_of_rule in RULES.items():
-        told = parse(text_of_rule, OF_A_RULE)
+    for rule, said in RULES.items():
+        told = parse(said.description, OF_A_RULE)
         yield from ("", f"## {rule}", "", prose(told.summary))
         yield from _entries(told.named)
         yield from ("", "Conditions, in order:", "")

@@ -47,6 +47,7 @@ from fuseplan.ops.pool import AvgPool1d, AvgPool2d, AvgPool3d, MaxPool1d, MaxPoo
 from fuseplan.ops.ranges import Split, Within
 from fuseplan.ops.rows import LayerNorm, RmsNorm
 from fuseplan.ops.save import Save
+from fuseplan.ops.scan import Cumsum
 from fuseplan.ops.training import ActivationBackward, BatchNormBackward, BatchNormTraining
 from fuseplan.ops.transposed import ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
 from fuseplan.plans.plan import FusionPlan
@@ -95,6 +96,7 @@ __all__ = [
     "ConvTranspose1d",
     "ConvTranspose2d",
     "ConvTranspose3d",
+    "Cumsum",
     "Dropout",
     "Elu",
     "Embedding",

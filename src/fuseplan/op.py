@@ -72,7 +72,7 @@ class Op(ABC):
 
     Attributes:
         name: its word in a plan's text, PyTorch's where PyTorch has one; made from the class's name.
-        kind: `contraction`, `normalization`, `attention` or `elementwise`.
+        kind: `elementwise`, or the name of the rule whose centre it is, such as `contraction`.
         onnx: ONNX's name of the operator; None where ONNX has none.
         torch: PyTorch's, in torch.nn.functional or torch.
         has_parts: its formula reads an axis of src in parts.
@@ -247,13 +247,13 @@ class Op(ABC):
             value = getattr(self, each.name)
             yield each.name, value, value == each.default
 
-    @abstractmethod
     def output(self, src: TensorSpec) -> TensorSpec:
-        """The tensor it makes of `src`.
+        """The tensor it makes of `src`: of its shape, in its layout or the named one nearest to its strides.
 
         Raises:
             PlanError: it makes none.
         """
+        return src if src.layout is not None else src.with_shape(src.shape)
 
     @abstractmethod
     def meaning(self, given: Given) -> tuple[Array, dict[str, Array]]:
@@ -313,9 +313,8 @@ class Elementwise(Op):
     apply: ClassVar[Callable[..., Any]]
 
     def output(self, src: TensorSpec) -> TensorSpec:
-        """The same shape, in src's layout, or in the named one nearest to its strides."""
         check_indices(self.formula(), src)
-        return src if src.layout is not None else src.with_shape(src.shape)
+        return super().output(src)
 
     def formula(self, keys: Mapping[str, str] | None = None) -> Scalar:
         """The formula over `x`, its operands and its parameters; `keys` gives some of them other names."""

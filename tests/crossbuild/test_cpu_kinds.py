@@ -55,6 +55,7 @@ PLANS = (
     "f32[7x40] -> relu -> softmax",
     "f32[7x40] -> argmax(0)",
     "f32[2x5x3x7, nhwc] -> relu -> mean(hw) -> bias",
+    "f32[7x40] -> relu -> cumsum -> add",
 )
 
 

@@ -58,6 +58,8 @@ PLANS = (
     "f16[1x16777225] -> argmax(1)",
     "bf16[64x256x28x28, nhwc] -> relu -> mean(hw) -> bias",
     "bf16[16384x4096] -> rms_norm -> dynamic_quantize(f8e4m3)",
+    "f32[16384x4096] -> relu -> cumsum",
+    "f32[*x512x256] -> scale -> cumsum(1, exclusive=True, reverse=True) -> add",
     "bf16[2x16x1024x128, bhsd] -> attention(is_causal=True)",
     "bf16[2x16x1024x128, bhsd] -> attention_gradient(is_causal=True, by=key)",
     "f16[*x64x56x56, nhwc] -> batch_norm -> relu",

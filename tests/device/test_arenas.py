@@ -30,7 +30,7 @@ class Block(nn.Module):  # type: ignore[misc]
         made = self.norm(self.stem(src)).relu()
         for each in self.more:
             made = (each(made) + made).relu()
-        return self.head(made.cumsum(2).mean((2, 3)))
+        return self.head(made.cumprod(2).mean((2, 3)))
 
 
 def _built(way: str) -> tuple[nn.Module, Call, list[torch.Tensor]]:

@@ -161,7 +161,7 @@ class Sums(nn.Module):  # type: ignore[misc]
     """Operators that no plan computes."""
 
     def forward(self, src: torch.Tensor) -> torch.Tensor:
-        return src.cumsum(1).flip(1)
+        return src.cumprod(1).flip(1)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's own, of Inductor's imports

@@ -23,7 +23,7 @@ class Block(nn.Module):  # type: ignore[misc]
 
     def forward(self, tokens: torch.Tensor, *, scale: float = 1.0) -> dict[str, torch.Tensor]:
         inner = self.down(nn.functional.gelu(self.up(tokens))) * scale
-        return {"out": self.norm(inner + tokens), "sums": inner.cumsum(-1)}
+        return {"out": self.norm(inner + tokens), "sums": inner.cumprod(-1)}
 
 
 def _run() -> nn.Module:

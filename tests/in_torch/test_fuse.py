@@ -317,7 +317,7 @@ class Summed(Residual):
     """The same with operators behind it that no plan computes, and Inductor fuses."""
 
     def forward(self, src: torch.Tensor) -> torch.Tensor:
-        return super().forward(src).cumsum(-1).cumsum(0)
+        return super().forward(src).cumprod(-1).cumprod(0)
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor compiles kernels for the CPU with g++")

@@ -103,6 +103,21 @@ def test_a_call_that_computes_the_same_is_not_exported_again(exports: list[nn.Mo
     _same(module, again, src)
 
 
+class Choosing(nn.Module):  # type: ignore[misc]
+    """It asks an operator for a number, as attention on a GPU asks for its kernel."""
+
+    def forward(self, src: torch.Tensor) -> torch.Tensor:
+        kernel = torch.ops.aten._fused_sdp_choice(src, src, src)
+        return src * (2.0 if kernel == 0 else 3.0)
+
+
+def test_numbers_that_operators_return_are_told(looks: list[nn.Module]) -> None:
+    module, src = Choosing(), torch.ones(1, 2, 8, 8)
+    exporting.exported(module, (src,), {})
+    exporting.exported(module, (src,), {})
+    assert len(looks) == 1
+
+
 def _limit(module: Model) -> None:
     module.limit = 0.5
 

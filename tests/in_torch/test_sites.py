@@ -223,7 +223,7 @@ class Sums(nn.Module):  # type: ignore[misc]
     """Operators of which no plan has a row, one behind the other."""
 
     def forward(self, src: torch.Tensor) -> torch.Tensor:
-        return src.cumsum(-1).cumsum(-2)
+        return src.cumprod(-1).cumprod(-2)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own, of Inductor's imports

@@ -155,7 +155,7 @@ def test_exceptions_stand_where_they_do_in_the_reference(operator: str, dtype: s
 def test_a_contraction_is_refused() -> None:
     refusal = refusal_of("f32[1x8x6x6] -> relu -> conv2d(8, kernel=1)", GpuPointwise, TARGET)
     assert refusal is not None
-    assert refusal.reason is Reason.CONTRACTION_IN_POINTWISE
+    assert refusal.reason is Reason.CENTRE_IN_POINTWISE
     assert refusal.operator == 1
 
 

@@ -352,5 +352,5 @@ def test_a_plan_without_statistics_is_refused_and_pointwise_names_the_operator()
         assert refusal.reason is Reason.NO_REDUCTION
     refusal = refusal_of("f32[1x8x6x6] -> relu -> batch_norm_training", Pointwise, narrowed(32))
     assert refusal is not None
-    assert refusal.reason is Reason.NORMALIZATION_IN_POINTWISE
+    assert refusal.reason is Reason.CENTRE_IN_POINTWISE
     assert refusal.operator == 1

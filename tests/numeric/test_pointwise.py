@@ -186,5 +186,5 @@ def test_nothing_outside_dst_is_written_nor_outside_src_read(width: int, tensor:
 def test_a_contraction_is_refused() -> None:
     refusal = refusal_of("f32[1x8x6x6] -> relu -> conv2d(8, kernel=1)", Pointwise, narrowed(32))
     assert refusal is not None
-    assert refusal.reason is Reason.CONTRACTION_IN_POINTWISE
+    assert refusal.reason is Reason.CENTRE_IN_POINTWISE
     assert refusal.operator == 1

@@ -101,6 +101,10 @@ ODD = (
     "bf16[1x2x333x96, bshd of bhsd] -> attention_gradient(keys=200, features=40)",
     "f16[2x4x300x64, bhsd] -> attention_gradient(key_heads=2, is_causal=True, offset=20)",
     "bf16[3x2x192x32, bhsd] -> attention_gradient(by=key, is_causal=True, key_heads=1)",
+    "f32[3x2100] -> bias -> cumsum",
+    "f64[1x1] -> cumsum(reverse=True)",
+    "f16[2x301x70, bsc] -> add -> cumsum(1, exclusive=True) -> scale",
+    "f32[3x17x5x7, strides=4000:1:800:100] -> relu -> cumsum(2, exclusive=True, reverse=True) -> save(kept)",
 )
 
 

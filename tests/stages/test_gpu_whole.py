@@ -41,6 +41,7 @@ PLANS = (
     "bf16[33x64] -> matmul(40) -> bias -> gelu",
     "bf16[33x64] -> linear(300) -> cross_entropy",
     "f16[9x40x6x7, nhwc] -> batch_norm_training(running=True) -> relu",
+    "f16[9x40] -> relu -> cumsum -> add",
 )
 
 

@@ -121,6 +121,7 @@ def test_what_needs_a_number_is_refused_with_the_plan(text: str, operator: int |
         ("f32[*x5] -> relu -> batch_norm_training", 1),
         ("f32[4x*x6, sbc of bsc] -> linear(5)", None),
         ("f32[*x*] -> relu", None),
+        ("f32[*x*x5x5] -> relu -> softmax(2)", 1),
     ],
 )
 def test_a_kernel_has_one_open_extent_in_all_tensors(text: str, operator: int | None) -> None:

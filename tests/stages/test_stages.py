@@ -69,7 +69,7 @@ def test_what_no_rule_takes_is_refused_by_each(text: str, code: str, operator: i
 
 def test_rules_tell_before_after_and_what_they_save() -> None:
     for rule, told in RULES.items():
-        assert all(word in told for word in ("before:", "after:", "saves:")), rule
+        assert all(word in told.description for word in ("before:", "after:", "saves:")), rule
 
 
 def test_unfusing_gives_a_plan_an_operator() -> None:

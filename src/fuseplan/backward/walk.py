@@ -26,6 +26,7 @@ from fuseplan.ops.affine import Add, Mul
 from fuseplan.ops.conversion import Cast
 from fuseplan.ops.reductions import Sum
 from fuseplan.ops.save import Save
+from fuseplan.ops.unary import UnaryOp
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.plans.step import Step
 from fuseplan.scalar import leaf
@@ -38,7 +39,7 @@ def gradient_of(result: str) -> str:
 
 GRADIENT, RECOMPUTES = "gradient", "recomputes"  # what a node is for, in its comment
 
-WALLS = ("contraction", "attention")  # no kernel saves a value in front of them
+OPEN = ("elementwise", "normalization")  # in front of any other kind, no kernel saves a value
 
 
 class Walk:
@@ -59,7 +60,7 @@ class Walk:
         self._joined: dict[str, list[str]] = {}
         self._taken = {"src", "grad", "out", *map(gradient_of, of)}
         self._taken |= {each.key for each in plan.operands} | {each.key for each in plan.results}
-        walls = [step.index for step in plan if step.op.kind in WALLS or step.op.has_parts]
+        walls = [step.index for step in plan if step.op.kind not in OPEN or step.op.has_parts]
         self._last_wall = max(walls, default=-1)
         self._first = min((step.index for step in plan if self.wanted(step)), default=len(plan))
         self._needed = {step.index for step in plan if self._is_needed(step)}
@@ -293,6 +294,13 @@ def _(op: Elementwise, walk: Walk, step: Step, chain: Chain) -> Chain:
     if op.has_parts:
         raise refused(step)
     return walk.elementwise(step, chain)
+
+
+@gradient.register
+def _(op: UnaryOp, walk: Walk, step: Step, chain: Chain) -> Chain:
+    if op.adjoint is None:
+        raise refused(step)
+    return chain.then([Piece(op.adjoint)])
 
 
 @gradient.register

@@ -30,6 +30,7 @@ from fuseplan.graph.write import Stage, Unwritten, taken_up, written
 from fuseplan.kernels.target import Target
 from fuseplan.kernels.template import Accuracy
 from fuseplan.language.tensor import TensorSpec
+from fuseplan.ops import UNARY
 from fuseplan.ops.activation import Identity
 from fuseplan.ops.conversion import Cast
 from fuseplan.ops.matmul import Linear, Matmul, Product
@@ -102,7 +103,7 @@ class _Finder:
             if not any(id(node) in self.claimed for node in found.nodes):
                 layer = Layer(found.op)
                 self._anchored(Node(layer, (found.src,), (found.dst,)), layer, found.nodes)
-        self._anchors("normalization")
+        self._anchors("normalization", *(each.kind for each in UNARY))
         self._anchors("embedding")
         for node in self.graph.nodes:
             if id(node) not in self.claimed and not isinstance(node.op, VIEWS):
@@ -110,10 +111,8 @@ class _Finder:
 
     def _rotations(self) -> None:
         for found in filter(None, (rotation(self.graph, node) for node in self.graph.nodes)):
-            stage, ended = (
-                Stage(found.op, {"cos": found.cos, "sin": found.sin}),
-                Reason(Why.CONSUMER, found.dst),
-            )
+            stage = Stage(found.op, {"cos": found.cos, "sin": found.sin})
+            ended = Reason(Why.CONSUMER, found.dst)
             made = (
                 self._site(src, [stage], found.nodes, found.src, found.dst, ended)
                 for src in readings(self.graph, found)
@@ -292,7 +291,7 @@ class _Finder:
     def _fronts(self, node: Node, layer: Layer, pieces: Nodes) -> Iterator[Front]:
         """What may stand in front of an anchor; at last, nothing."""
         name = node.inputs[0]
-        if layer.op.kind != "normalization":
+        if layer.op.kind in ("contraction", "attention", "elementwise"):
             return iter([(name, (), [])])
         spec = layer.src([self.graph.types[each] for each in node.inputs])
         return fronts(self.graph, name, pieces, spec, self.claimed, self._known, self.rules)

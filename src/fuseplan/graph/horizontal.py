@@ -136,10 +136,7 @@ class _Sites:
             made = self._side_by_side(sorted(members, key=lambda site: lies[site.src].ctypes.data), lies)
             trial = made and self._tried(made, members, lies)
             if made and trial and trial.gain > -NEAR * sum(site.records.choice.seconds for site in members):
-                for site in members:
-                    del self.sites[site.dst]
-                self.sites |= trial.sites
-                self.attempts.append(Attempt(made.nodes, str(made.plan), made.ended, is_site=True))
+                self._take(made, members, trial)
 
     def _side_by_side(self, members: Sequence[Site], lies: Mapping[str, Tensor]) -> Site | None:
         """Rotations as one of all their heads; None where these do not lie side by side."""
@@ -177,10 +174,7 @@ class _Sites:
                 break
             trial = self._tried(found, members)
             if trial.gain > -NEAR * sum(site.records.choice.seconds for site in members):
-                for site in members:
-                    del self.sites[site.dst]
-                self.sites |= trial.sites
-                self.attempts.append(Attempt(found.nodes, str(found.plan), found.ended, is_site=True))
+                self._take(found, members, trial)
                 return left
             reason = Reason(Why.APART, trial.said or f"{found.plan}: {seconds_text(-trial.gain)} more")
             self.attempts.append(Attempt(found.nodes, str(found.plan), reason))
@@ -190,6 +184,13 @@ class _Sites:
             left.append((worst, reason))
             members = [site for site in members if site is not worst]
         return [*left, *((site, reason) for site in members)]
+
+    def _take(self, made: Site, members: Sequence[Site], trial: _Trial) -> None:
+        """Puts a joined site in the place of the members."""
+        for site in members:
+            del self.sites[site.dst]
+        self.sites |= trial.sites
+        self.attempts.append(Attempt(made.nodes, str(made.plan), made.ended, is_site=True))
 
     def _one(self, members: Sequence[Site]) -> Site | Reason:
         """The sites as one, or why there is none."""

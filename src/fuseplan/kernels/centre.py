@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from fuseplan.kernels.contraction import Contraction
 from fuseplan.language.attend import Attend, AttendGradient
 from fuseplan.language.reduction import INDEX, Statistic
+from fuseplan.ops.unary import UnaryOp
+from fuseplan.plans.text import operator_text
 
 
 @dataclass(frozen=True)
@@ -62,12 +64,37 @@ class Summary:
     reduction: Reduction
 
     @property
+    def count(self) -> int:
+        """Elements that one number is made of."""
+        return self.contraction.features
+
+    @property
     def text(self) -> str:
         """Both, a line or more each."""
         return f"{self.contraction.text}\n{self.reduction.text}"
 
 
-Centre = Contraction | Reduction | Summary | Attend | AttendGradient
+@dataclass(frozen=True)
+class Unary:
+    """An operator along an axis of the prologue's result; operands have a step along each axis of src.
+
+    Attributes:
+        op: the operator, by the kernel's number of its axis.
+        count: elements along it.
+        flops: an operation for each element.
+    """
+
+    op: UnaryOp
+    count: int
+    flops: int
+
+    @property
+    def text(self) -> str:
+        """The operator as a plan writes it."""
+        return operator_text(self.op)
+
+
+Centre = Contraction | Reduction | Summary | Attend | AttendGradient | Unary
 
 
 def listed(numbers: tuple[int, ...]) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from numpy.typing import NDArray
 
-from fuseplan.kernels.centre import Centre, Reduction, Summary, listed
+from fuseplan.kernels.centre import Centre, Reduction, Summary, Unary, listed
 from fuseplan.kernels.contraction import Contraction
 from fuseplan.kernels.counted import Counted
 from fuseplan.kernels.opened import Opened
@@ -256,7 +256,7 @@ class Kernel(Opened):
     @cached_property
     def flops(self) -> int:
         """The contraction's, and one for every function of every expression at every element."""
-        is_counted = Contraction | Attend | AttendGradient
+        is_counted = Contraction | Attend | AttendGradient | Unary
         made = self.centre.contraction if isinstance(self.centre, Summary) else self.centre
         centre = made.flops if isinstance(made, is_counted) else 0
         before = sum(functions(stage.expression) for stage in self.prologue) * self.src.size
@@ -272,9 +272,9 @@ class Kernel(Opened):
 
     @property
     def reduced_count(self) -> int:
-        """Elements that one number of a statistic is made of; 1 without statistics."""
-        if isinstance(self.centre, Summary):
-            return self.contraction.features
+        """The most elements that one number of the centre is made of; 1 without statistics."""
+        if isinstance(self.centre, Unary | Summary):
+            return self.centre.count
         over = self.centre.over if isinstance(self.centre, Reduction) else ()
         return prod(self.src.shape[axis] for axis in over)
 

@@ -6,15 +6,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from fuseplan.kernels.cells import parts_in_runs, placed_output, placed_result, split_step, spread
-from fuseplan.kernels.centre import Reduction, Summary
+from fuseplan.kernels.centre import Reduction, Summary, Unary
 from fuseplan.kernels.contracted import NO_WINDOW, contraction, gradient
 from fuseplan.kernels.counted import counted
 from fuseplan.kernels.joined import centres, numbered, results, runs_of, statistics, sums, with_inner
 from fuseplan.kernels.kernel import Kernel, KernelOperand, Output, Stage
 from fuseplan.kernels.lookup import reads_rows
 from fuseplan.kernels.match import Match, row_stride, rows_of
+from fuseplan.kernels.operands import operand_of, operands_of, placed, roaming
 from fuseplan.kernels.transposed import given_weight
-from fuseplan.language.declarations import Operand, Result
+from fuseplan.language.declarations import Result
 from fuseplan.language.layouts import behind_runs, dense
 from fuseplan.language.parts import Split
 from fuseplan.language.reduction import INDEX
@@ -27,6 +28,7 @@ from fuseplan.ops.parts import Parted
 from fuseplan.ops.ranges import RANGES, Within
 from fuseplan.ops.save import Save
 from fuseplan.ops.transposed import ConvTranspose
+from fuseplan.ops.unary import UnaryOp
 from fuseplan.plans.step import Step
 from fuseplan.plans.text import operator_text
 from fuseplan.scalar import CASTS, Scalar, leaf, leaves_of
@@ -54,6 +56,8 @@ def _lowered(steps: Sequence[Step]) -> Kernel:
     before, after = steps[: centre.index], steps[centre.index + 1 :]
     if isinstance(centre.op, Attending):
         return _attention(steps, centre, after)
+    if isinstance(centre.op, UnaryOp):
+        return _unary(steps, before, centre, after)
     if isinstance(centre.op, Normalization):
         return _normalization(steps, before, centre, after)
     if centre.op.is_gradient:
@@ -87,7 +91,7 @@ def _attention(steps: Sequence[Step], centre: Step, after: Sequence[Step]) -> Ke
     assert isinstance(op, Attending)  # by its kind
     kernel = _kernel(steps, (), after)
     beside = [
-        replace(_operand(each, centre.src, each.name), strides=each.spec.element_strides)
+        replace(operand_of(each, centre.src, each.name), strides=each.spec.element_strides)
         for each in centre.operands
         if each.spec is not None
     ]
@@ -95,9 +99,20 @@ def _attention(steps: Sequence[Step], centre: Step, after: Sequence[Step]) -> Ke
     return replace(
         kernel,
         centre=op.centre(centre.src),
-        operands=(*beside, *_operands(after, "epilogue")),
+        operands=(*beside, *operands_of(after, "epilogue")),
         outputs=(*made, *kernel.outputs),
     )
+
+
+def _unary(steps: Sequence[Step], before: Sequence[Step], centre: Step, after: Sequence[Step]) -> Kernel:
+    """A centre of src alone; every operand has a step along each axis of the kernel."""
+    op, src = centre.op, centre.src
+    assert isinstance(op, UnaryOp)  # by its kind
+    axis = op.axis_of(src)
+    made = Unary(op.along_axis(src.places[axis]), src.shape[axis], src.size)
+    listed = ((step, "prologue" if step in before else "epilogue") for step in steps)
+    found = (placed(each, step, role, step.src.places) for step, role in listed for each in step.operands)
+    return replace(_kernel(steps, before, after), centre=made, operands=tuple(found))
 
 
 def _kernel(steps: Sequence[Step], before: Sequence[Step], after: Sequence[Step]) -> Kernel:
@@ -108,7 +123,7 @@ def _kernel(steps: Sequence[Step], before: Sequence[Step], after: Sequence[Step]
         prologue=tuple(map(_stage, before)),
         centre=None,
         epilogue=_rounded_once(tuple(map(_stage, after)), steps[-1].dst.dtype),
-        operands=tuple(_operands(steps, "epilogue")),
+        operands=tuple(operands_of(steps, "epilogue")),
         parameters=tuple(each.key for step in steps for each in step.parameters),
         outputs=tuple(map(_saved, (step for step in steps if isinstance(step.op, Save)))),
         indices=(*counted(before, "prologue"), *counted(after, "epilogue")),
@@ -122,7 +137,7 @@ def _pointwise(steps: Sequence[Step]) -> Kernel:
         return _kernel(steps, (), steps)
     before, after = steps[: parted.index], steps[parted.index :]
     operands = tuple(
-        _roaming(each, step.src, "prologue" if step in before else "epilogue")
+        roaming(each, step.src, "prologue" if step in before else "epilogue")
         for step in steps
         for each in step.operands
     )
@@ -140,10 +155,10 @@ def _contraction(
         _kernel(steps, before, behind),
         centre=contraction(centre),
         operands=(
-            *_operands(before, "prologue"),
+            *operands_of(before, "prologue"),
             *_weights(centre),
-            *_operands(between, "between"),
-            *_operands(behind, "epilogue"),
+            *operands_of(between, "between"),
+            *operands_of(behind, "epilogue"),
         ),
         parts=None if parted is None else split_of(parted),
         between=tuple(map(_stage, between)),
@@ -219,7 +234,7 @@ def _in_rows(kernel: Kernel, steps: Sequence[Step]) -> Kernel:
     """
     src = steps[0].src
     places = [2 if axis == src.channel_axis else 1 for axis in range(src.rank)]
-    given = _operands(steps, "epilogue", places)
+    given = operands_of(steps, "epilogue", places)
     return replace(
         kernel,
         src=rows_of(src),
@@ -275,7 +290,7 @@ def _over_axes(kernel: Kernel, steps: Sequence[Step], centre: Step) -> Kernel:
             numbered(stage, step, over) for stage, step in zip(kernel.epilogue, steps[at:], strict=True)
         ),
         operands=tuple(
-            _placed(
+            placed(
                 each,
                 step,
                 "prologue" if step.index < centre.index else "epilogue",
@@ -302,21 +317,6 @@ def _reads_index(kernel: Kernel) -> bool:
     return is_read or any(each.reads_index for each in kernel.statistics)
 
 
-def _placed(made: Operand, step: Step, role: str, places: Sequence[int]) -> KernelOperand:
-    """An operand of a kernel whose statistics are over any axes: `places` are the axes of the step's src.
-
-    Packed elements stand in the order in which src lies, so that a run of src's meets a run of theirs.
-    """
-    steps = step.src.element_strides
-    order = sorted(range(len(made.axes)), key=lambda at: -steps[made.axes[at]])
-    lowered = _operand(made, step.src, role, places, order if made.spec is None else None)
-    strides = dense(lowered.shape, range(len(lowered.shape)))
-    if not lowered.packed:
-        lies = step.dst if made.per == "element" or made.spec is None else made.spec
-        strides = tuple(lies.element_strides[axis] for axis in lowered.order or range(len(strides)))
-    return replace(lowered, strides=strides if lowered.axes else ())
-
-
 def _result(made: Result, src: TensorSpec, formula: Scalar) -> Output:
     axes = tuple(sorted(src.places[axis] for axis in made.axes))
     strides = made.spec.element_strides if made.per == "beside" else ()
@@ -329,60 +329,9 @@ def _saved(step: Step) -> Output:
     return Output(made.key, tuple(range(dst.rank)), dst.shape, dst.dtype, leaf("x"), after=step.index)
 
 
-def _operands(
-    steps: Sequence[Step], role: str, places: Sequence[int] | None = None
-) -> Iterator[KernelOperand]:
-    for step in steps:
-        for each in step.operands:
-            yield _operand(each, step.src, role, places)
-
-
-def _operand(
-    made: Operand,
-    src: TensorSpec,
-    role: str,
-    places: Sequence[int] | None = None,
-    order: list[int] | None = None,
-) -> KernelOperand:
-    """The operand with its axes in the kernel's order.
-
-    Args:
-        src: of the operator that takes it.
-        places: the kernel's axis of each of src's; n, c, spatial unless given.
-        order: of the operand's axes; that of the kernel's axes unless given.
-    """
-    where = src.places if places is None else places
-    if order is None:
-        steps = src.element_strides
-        order = sorted(range(len(made.axes)), key=lambda at: (where[made.axes[at]], -steps[made.axes[at]]))
-    axes = tuple(dict.fromkeys(where[made.axes[at]] for at in order))
-    blocks = tuple(made.block if axis == where[src.channel_axis] else 1 for axis in axes)
-    return KernelOperand(
-        made.key,
-        axes,
-        tuple(made.shape[at] for at in order) or made.shape,
-        made.dtype,
-        role,
-        () if order == list(range(len(order))) else tuple(order),
-        blocks=blocks if made.block > 1 else (),
-        packed=made.spec is None,
-    )
-
-
-def _roaming(made: Operand, src: TensorSpec, role: str) -> KernelOperand:
-    """The operand where an axis is read in parts: it lies in the plan's order, and has strides."""
-    lowered = _operand(made, src, role)
-    if not (lowered.packed and lowered.axes):
-        return lowered
-    axes = tuple(src.places[axis] for axis in made.axes)
-    return replace(
-        lowered, axes=axes, shape=made.shape, order=(), strides=dense(made.shape, range(len(axes)))
-    )
-
-
 def _weights(step: Step) -> Iterator[KernelOperand]:
     """The second factor, where there is one."""
-    for each in _operands((step,), "weight"):
+    for each in operands_of((step,), "weight"):
         axes = list(range(len(each.shape)))
         if isinstance(step.op, Product) and not step.op.transposed:
             axes[-2:] = reversed(axes[-2:])

@@ -14,9 +14,11 @@ from fuseplan.language.tensor import TensorSpec
 from fuseplan.messages.quantities import bytes_text
 from fuseplan.messages.reasons import Claim, Reason, Refusal, claim, first_refusal
 from fuseplan.op import Op
+from fuseplan.ops import UNARY
 from fuseplan.ops.embedding import Embedding
 from fuseplan.ops.normalization import Normalization
 from fuseplan.ops.ranges import RANGES, Within
+from fuseplan.ops.unary import UnaryOp
 from fuseplan.plans.dot import dot_text
 from fuseplan.plans.plan import FusionPlan, as_plan
 from fuseplan.plans.step import Step
@@ -24,9 +26,40 @@ from fuseplan.scalar import leaves_of
 
 AnyOp = TypeVar("AnyOp", bound=Op)
 
-# The rules in order of preference, each with its description. A rule has the name of its centre's kind.
+
+@dataclass(frozen=True)
+class Rule:
+    """What is said of a rule, and what it refuses of centres of its kind.
+
+    Attributes:
+        description: the plan before and after, and what is saved.
+        missing: the reason where a plan has no such centre; None of elementwise operators.
+        beside: the reason where any other centre stands beside one.
+    """
+
+    description: str
+    missing: Reason | None = None
+    beside: Reason | None = None
+
+
+def _of_unary(each: type[UnaryOp]) -> Rule:
+    """The rule of operators of src alone along an axis."""
+    return Rule(
+        f"""One {each.kind} and every elementwise operator on either side of it are one kernel.
+
+    before: elementwise* -> {each.kind} -> elementwise*, each reading and writing memory
+    after:  prologue -> {each.kind} -> epilogue, each element read once and written once
+    saves:  writing and reading again, once each, the result of every operator but the last
+    """,
+        each.missing,
+        each.beside,
+    )
+
+
+# The rules in order of preference. A rule has the name of its centre's kind.
 RULES = {
-    "contraction": """One contraction and every elementwise operator on either side of it are one kernel.
+    "contraction": Rule(
+        """One contraction and every elementwise operator on either side of it are one kernel.
 
     before: elementwise* -> contraction -> elementwise*, each reading and writing memory
     after:  prologue -> contraction -> epilogue; the prologue is applied as src is read, the epilogue in
@@ -36,42 +69,43 @@ RULES = {
     Statistics of its features may stand behind it: a cross-entropy, a maximum, a sum. Nothing writes its
     result then.
     """,
-    "pointwise": """Elementwise operators, one after another, are one kernel.
+        Reason.NO_CONTRACTION,
+    ),
+    "pointwise": Rule(
+        """Elementwise operators, one after another, are one kernel.
 
     before: elementwise+, each reading and writing memory
     after:  one pass: an element is read, taken through all of them in a register, and written
     saves:  writing and reading again, once each, the result of every operator but the last
-    """,
-    "normalization": """Normalizations of the same elements, and elementwise operators, are one kernel.
+    """
+    ),
+    "normalization": Rule(
+        """Normalizations of the same elements, and elementwise operators, are one kernel.
 
     before: elementwise* -> normalization -> elementwise*, each reading and writing memory, the normalization
     once more for each of its reductions
     after:  prologue -> reductions, as often as there are; then prologue -> element formula -> epilogue
     saves:  writing and reading again, once each, the result of every operator but the last
     """,
-    "attention": """Attention and every elementwise operator behind it are one kernel.
+        Reason.NO_NORMALIZATION,
+    ),
+    "attention": Rule(
+        """Attention and every elementwise operator behind it are one kernel.
 
     before: scores -> mask -> softmax -> product -> elementwise*, each reading and writing memory
     after:  a block of scores at a time, in registers; the epilogue is applied to the sums
     saves:  writing and reading again the scores of every query and key, at least twice each
     """,
-}
-_NONE = {
-    "contraction": Reason.NO_CONTRACTION,
-    "normalization": Reason.NO_NORMALIZATION,
-    "attention": Reason.NO_ATTENTION,
+        Reason.NO_ATTENTION,
+        Reason.BESIDE_ATTENTION,
+    ),
+    **{each.kind: _of_unary(each) for each in UNARY},
 }
 _SEVERAL = {
     frozenset({"contraction"}): Reason.SEVERAL_CONTRACTIONS,
     frozenset({"normalization"}): Reason.SEVERAL_NORMALIZATIONS,
     frozenset({"contraction", "normalization"}): Reason.CONTRACTION_AND_NORMALIZATION,
 }
-_IN_POINTWISE = {
-    "contraction": Reason.CONTRACTION_IN_POINTWISE,
-    "normalization": Reason.NORMALIZATION_IN_POINTWISE,
-    "attention": Reason.ATTENTION_IN_POINTWISE,
-}
-
 SMALL = {"channel", "shared"}  # operands whose places do not follow from an element's
 
 
@@ -82,10 +116,9 @@ def conditions(rule: str, plan: FusionPlan) -> Iterator[Claim]:
     """
     centres = [step for step in plan if step.op.kind != "elementwise"]
     yield claim(len(plan) > 0, Reason.EMPTY_PLAN)
-    for kind, reason in _IN_POINTWISE.items() if rule == "pointwise" else ():
-        first = next((step for step in centres if step.op.kind == kind), None)
-        at, told = (first.index, f"{first.title} is a {kind}") if first else (None, None)
-        yield claim(first is None, reason, got=told, operator=at)
+    met = centres[0] if rule == "pointwise" and centres else None
+    at, told = (met.index, f"{met.title} is a {met.op.kind}") if met else (None, None)
+    yield claim(met is None, Reason.CENTRE_IN_POINTWISE, got=told, operator=at)
     parted = [step for step in plan if step.op.has_parts]
     yield claim(len(parted) < 2, Reason.SEVERAL_PARTS, operator=parted[1].index if parted[1:] else None)
     blocked = (step for step in plan if parted and any(each.per == "block" for each in step.operands))
@@ -94,30 +127,34 @@ def conditions(rule: str, plan: FusionPlan) -> Iterator[Claim]:
     yield from _range(plan, centres)
     yield _lookup_claim(plan, rule, parted)
     yield _index_claim(plan, rule, parted, centres)
-    if rule == "pointwise":
+    missing = RULES[rule].missing
+    if missing is None:
         return
-    yield claim(any(step.op.kind == rule for step in centres), _NONE[rule])
+    yield claim(any(step.op.kind == rule for step in centres), missing)
     kinds = frozenset(step.op.kind for step in centres[:2])
-    met = " comes after ".join(step.title for step in reversed(centres[:2]))
+    told = " comes after ".join(step.title for step in reversed(centres[:2]))
     second = centres[1].index if len(centres) > 1 else None
-    is_one = second is None or (kinds == {"normalization"} and are_joined(plan.steps))
+    is_one = second is None or (
+        {each.op.kind for each in centres} == {"normalization"} and are_joined(plan.steps)
+    )
     is_summary = rule == "contraction" and is_summed(centres)
     for several, reason in _SEVERAL.items():
-        yield claim(is_one or is_summary or kinds != several, reason, got=met, operator=second)
+        yield claim(is_one or is_summary or kinds != several, reason, got=told, operator=second)
     if is_summary:
         yield from summary_claims(plan.steps, *centres)
-    is_alone = second is None or "attention" not in kinds
-    yield claim(is_alone, Reason.BESIDE_ATTENTION, got=met, operator=second)
+    alone = ((kind, each.beside) for kind, each in RULES.items() if each.beside)
+    for kind, beside in alone:
+        yield claim(second is None or kind not in kinds, beside, got=told, operator=second)
     yield from _gradient(plan, centres)
     centre = centres[0].index if centres else len(plan)
     is_first = rule != "attention" or centre == 0
     yield claim(is_first, Reason.BEFORE_ATTENTION, got=None if is_first else plan[0].title, operator=centre)
     # A template may read the result of a contraction in parts.
-    beside = [step for step in parted if rule != "contraction" or step.index < centre]
+    apart = [step for step in parted if rule != "contraction" or step.index < centre]
     if rule == "normalization" and parted and parts_fit(plan.steps, parted[0]):
-        beside = []
-    told, behind = (beside[0].title, max(beside[0].index, centre)) if beside else (None, None)
-    yield claim(not beside, Reason.PARTS_BESIDE, got=told, operator=behind)
+        apart = []
+    told, behind = (apart[0].title, max(apart[0].index, centre)) if apart else (None, None)
+    yield claim(not apart, Reason.PARTS_BESIDE, got=told, operator=behind)
 
 
 def _lookup_claim(plan: FusionPlan, rule: str, parted: Sequence[Step]) -> Claim:

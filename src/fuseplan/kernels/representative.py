@@ -15,6 +15,7 @@ from fuseplan.language.extents import OPEN, opened
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.messages.reasons import Claim, Reason, claim, first_refusal
 from fuseplan.ops.normalization import Normalization
+from fuseplan.ops.unary import UnaryOp
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.plans.step import Step
 
@@ -76,6 +77,10 @@ def _claims(plan: FusionPlan) -> Iterator[Claim]:
     got = f"{plan.src}: another axis than c comes before the open ones, or c is open"
     yield claim(is_first, Reason.OPEN_AXES, got=got)
     for step, one in zip(plan, merged, strict=True):
+        first, *more = step.src.open_axes
+        same = {axis - len(more) * (axis > first) for axis in _summed(step)}
+        got = f"{step.title} counts its axes from the first one: count them from the end"
+        yield claim(same == _summed(one), Reason.OPEN_AXES, got=got, operator=step.index)
         for mine, other in zip(_shapes(step), _shapes(one), strict=True):
             got = f"{step.title} has a tensor of {'x'.join(map(str, mine))}"
             is_alike = _as_one(mine, len(axes)) == other
@@ -87,6 +92,8 @@ def _summed(step: Step) -> set[int]:
     if isinstance(step.op, Normalization):
         sums = step.op.sums(step.leaves, step.src)
         return set(range(step.src.rank) if sums else step.op.over(step.src))
+    if isinstance(step.op, UnaryOp):
+        return {step.op.axis_of(step.src)}
     return {step.src.channel_axis} if step.op.kind in ("contraction", "attention") else set()
 
 

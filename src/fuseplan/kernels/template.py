@@ -8,14 +8,14 @@ from dataclasses import dataclass, fields
 from decimal import ROUND_CEILING, Context
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from fuseplan.kernels.centre import Reduction, Summary
+from fuseplan.kernels.centre import Summary, Unary
 from fuseplan.kernels.contraction import Contraction
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import CHANNEL, Kernel, KernelOperand
 from fuseplan.kernels.target import Target
-from fuseplan.language.attend import Attend, AttendGradient
 from fuseplan.language.dtypes import dtype_of
 from fuseplan.messages.reasons import Claim, Reason, claim
+from fuseplan.ops.unary import UnaryOp
 from fuseplan.scalar import leaves_of
 
 if TYPE_CHECKING:
@@ -24,11 +24,6 @@ if TYPE_CHECKING:
 Accuracy = str | float  # "default", "strict", or the largest `error_bound` allowed
 
 _SMALL = ((), CHANNEL)  # axes of operands that are read again for each part
-_CENTRES = (
-    (Attend | AttendGradient, Reason.ATTENTION_IN_POINTWISE),
-    (Contraction | Summary, Reason.CONTRACTION_IN_POINTWISE),
-    (Reduction, Reason.NORMALIZATION_IN_POINTWISE),
-)
 _TWO_DIGITS_UP = Context(prec=2, rounding=ROUND_CEILING)
 
 
@@ -78,8 +73,7 @@ def summation_bound(kernel: Kernel) -> float:
 
 def pointwise_claims(kernel: Kernel) -> Iterator[Claim]:
     """The kernel has no centre, and tensors that elementwise stages can read where they lie."""
-    for kind, reason in _CENTRES:
-        yield claim(not isinstance(kernel.centre, kind), reason, operator=kernel.centre_step)
+    yield claim(kernel.centre is None, Reason.CENTRE_IN_POINTWISE, operator=kernel.centre_step)
     yield from layout_claims(kernel)
 
 
@@ -137,9 +131,7 @@ def layout_claims(kernel: Kernel, *, gated: bool = False) -> Iterator[Claim]:
     """
     if isinstance(kernel.centre, Contraction):
         yield from _parts_claims(kernel, gated=gated)
-    early = next((stage for stage in kernel.prologue if stage.saves), None)
-    at, told = (None, None) if early is None else (early.step, early.op_text)
-    yield claim(early is None, Reason.SAVED_PROLOGUE, got=told, operator=at)
+    yield _early_claim(kernel)
     early_operands = (each for each in kernel.operands if each.role == "prologue")
     inner = {each.key for each in early_operands if each.is_inside or not each.packed}
     readers = (stage.step for stage in kernel.prologue if inner & leaves_of(stage.expression))
@@ -149,6 +141,21 @@ def layout_claims(kernel: Kernel, *, gated: bool = False) -> Iterator[Claim]:
         got=str(kernel.src),
         operator=next(readers, None),
     )
+
+
+def _early_claim(kernel: Kernel) -> Claim:
+    """Nothing in front of the centre is saved."""
+    early = next((stage for stage in kernel.prologue if stage.saves), None)
+    at, told = (None, None) if early is None else (early.step, early.op_text)
+    return claim(early is None, Reason.SAVED_PROLOGUE, got=told, operator=at)
+
+
+def unary_claims(kernel: Kernel, kind: type[UnaryOp]) -> Iterator[Claim]:
+    """The centre is that operator; nothing in front of it is saved, and no operand has blocks."""
+    centre = kernel.centre
+    yield claim(isinstance(centre, Unary) and isinstance(centre.op, kind), kind.missing)
+    yield _early_claim(kernel)
+    yield block_claim(kernel)
 
 
 def block_claim(kernel: Kernel) -> Claim:

@@ -9,13 +9,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from math import inf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fuseplan.language.arithmetic import ARRAYS, Arithmetic
-from fuseplan.language.derivative import derivative
 from fuseplan.scalar import Scalar, fold, leaf, tanh
+from fuseplan.system.locks import Late
+
+if TYPE_CHECKING:
+    from fuseplan.language import derivative as slopes
+else:
+    slopes = Late("fuseplan.language.derivative")  # gradients alone need it
+
 
 ROWS = 512  # queries of one head whose scores the float64 meaning has in memory at once
 
@@ -99,7 +105,7 @@ class Attend:
     @property
     def slope(self) -> Scalar:
         """The derivative of a score along the sum of products `x`."""
-        return derivative(self.score)
+        return slopes.derivative(self.score)
 
     @property
     def is_banded(self) -> bool:

@@ -20,9 +20,11 @@ from fuseplan.measure.layers import CannotRunError, Layer, attended, is_usual, r
 from fuseplan.measure.spaces import torch_dtype
 from fuseplan.measure.torch_row_gradients import STATISTICS, layer_norm_backward, rms_norm_backward
 from fuseplan.op import Op
+from fuseplan.ops import UNARY
 from fuseplan.ops.activation import ACTIVATIONS, Gelu
 from fuseplan.ops.dynamic import LEAST
 from fuseplan.ops.transposed import ConvTranspose
+from fuseplan.ops.unary import UnaryOp
 from fuseplan.ops.windows import Windowed
 
 Tensor = Any
@@ -112,6 +114,8 @@ def _lacking(layer: Layer) -> Iterator[str]:
 def _lacking_of_rows(layer: Layer, op: Any) -> Iterator[str]:
     if "cross_entropy" in layer.name and not is_usual(op):
         yield "is not measured with options"
+    if isinstance(op, UnaryOp) and any(layer.attributes[name] for name in layer.attributes if name != "axis"):
+        yield "has an axis alone"
     if "softmax" in layer.name and len(op.over(layer.step.src)) > 1:
         yield "is over one axis"
     if layer.attributes.get("zero_points"):
@@ -225,6 +229,11 @@ def _axis(layer: Layer) -> int:
     op: Any = layer.step.op
     (axis,) = op.over(layer.step.src)
     return int(axis)
+
+
+def _unary(layer: Layer) -> Call:
+    op: Any = layer.step.op
+    return partial(getattr(torch, str(op.torch)), dim=op.axis_of(layer.step.src))
 
 
 def _softmax(layer: Layer) -> Call:
@@ -359,6 +368,7 @@ FUNCTIONS: Mapping[str, Callable[[Layer], Call]] = {
     **dict.fromkeys(("softmax", "log_softmax"), _softmax),
     **dict.fromkeys(("softmax_backward", "log_softmax_backward"), _softmax_backward),
     **dict.fromkeys(("sum", "mean", "amax", "amin", "logsumexp", "var"), _reduction),
+    **{each.name: _unary for each in UNARY},
     "quantize": _quantize,
     "dequantize": _dequantize,
     "dynamic_quantize": _dynamic_quantize,

@@ -57,13 +57,10 @@ class Reason(Catalogue):
         "one kernel holds one convolution, matrix product or pool",
         "Split the plan in front of the second of them",
     )
-    CONTRACTION_IN_POINTWISE = (
+    CENTRE_IN_POINTWISE = (
         "a pointwise kernel holds elementwise operators alone",
-        f"The rule `contraction` takes plans with one contraction, as do {GENERAL}",
-    )
-    NORMALIZATION_IN_POINTWISE = (
-        "a pointwise kernel holds elementwise operators alone",
-        "The rule `normalization`, and the templates `normalization` and `reduction`, take statistics",
+        "The rules and templates `contraction`, `direct` and `product` take a contraction, `normalization` "
+        "and `reduction` statistics, `attention` attention, `scan` a scan",
     )
     NO_NORMALIZATION = (
         "the plan has no statistics per channel or activation, such as batch_norm_training's",
@@ -105,10 +102,6 @@ class Reason(Catalogue):
         "the plan has no attention",
         f"`attention` takes one; `normalization` and `reduction` take statistics; {OTHERS}",
     )
-    ATTENTION_IN_POINTWISE = (
-        "a pointwise kernel holds elementwise operators alone",
-        "The rule `attention`, and the templates `attention`, take one attention",
-    )
     ATTENTION_DTYPE = (
         "the template multiplies elements of 16 or 32 bits and computes in f32",
         "Compile for the CPU, whose `attention` computes f64 too",
@@ -123,6 +116,14 @@ class Reason(Catalogue):
     )
     BESIDE_ATTENTION = (
         "one kernel holds one attention, and no contraction or statistics beside it",
+        "Split the plan in front of the second of the two",
+    )
+    NO_SCAN = (
+        "the plan has no sums along an axis up to each element, such as cumsum's",
+        f"`scan` takes one cumsum; `normalization` and `reduction` take statistics; {OTHERS}",
+    )
+    BESIDE_SCAN = (
+        "one kernel holds one scan, and no other operator but elementwise ones beside it",
         "Split the plan in front of the second of the two",
     )
     SEVERAL_PARTS = (

@@ -31,7 +31,7 @@ from fuseplan.onnx.rows import (
     transposed,
 )
 from fuseplan.op import Op
-from fuseplan.ops import activation
+from fuseplan.ops import UNARY, activation
 from fuseplan.ops.affine import Bias, Prelu
 from fuseplan.ops.embedding import INDICES, MOST_AXES, Embedding
 from fuseplan.ops.matmul import Linear, Matmul
@@ -304,14 +304,17 @@ def _global(name: str) -> Row:
     return row
 
 
-def _softmax(make: type[Softmax] | type[LogSoftmax]) -> Row:
+def _along(make: Callable[..., Op]) -> Row:
     def row(given: Given) -> str:
-        given.floats()
-        rank = len(given.shape())
-        axis = given.attribute("axis", -1) % max(1, rank)
+        """An operator along an axis, an input or an attribute; its other fields are true or false."""
+        given.floats_of_first()
         if not given.type().is_spec:
             raise LeftError(Why.SHAPE, given.type())
-        return given.layer(make(-1 if axis == rank - 1 else axis), given.inputs[0])
+        told = given.known(1, Why.NOT_IN_TABLE).reshape(()) if given.has(1) else given.attribute("axis", -1)
+        rank, (_, *others) = len(given.shape()), make().attributes().items()
+        axis = int(told) % rank
+        more = {name: bool(given.attribute(name, value)) for name, value in others}
+        return given.layer(make(-1 if axis == rank - 1 else axis, **more), given.inputs[0])
 
     return row
 
@@ -375,8 +378,9 @@ TABLE: dict[str, Row] = {
     "Pad": pad,
     "GlobalAveragePool": _global("ReduceMean"),
     "GlobalMaxPool": _global("ReduceMax"),
-    "Softmax": _softmax(Softmax),
-    "LogSoftmax": _softmax(LogSoftmax),
+    **{each.onnx: _along(each) for each in UNARY if each.onnx},
+    "Softmax": _along(Softmax),
+    "LogSoftmax": _along(LogSoftmax),
     "AveragePool": average_pool,
     "MaxPool": max_pool,
     "Conv": convolution,

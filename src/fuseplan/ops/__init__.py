@@ -29,8 +29,10 @@ from fuseplan.ops.reductions import REDUCTIONS
 from fuseplan.ops.row_gradients import ROW_GRADIENTS
 from fuseplan.ops.rows import ROW_NORMALIZATIONS
 from fuseplan.ops.save import Save
+from fuseplan.ops.scan import Cumsum
 from fuseplan.ops.training import TRAINING
 from fuseplan.ops.transposed import TRANSPOSED
+from fuseplan.ops.unary import UnaryOp
 
 OPERATORS: tuple[type[Op], ...] = (
     *CONVOLUTIONS,
@@ -52,6 +54,7 @@ OPERATORS: tuple[type[Op], ...] = (
     *ROW_NORMALIZATIONS,
     *GROUP_NORMALIZATIONS,
     *REDUCTIONS,
+    Cumsum,
     DynamicQuantize,
     *LOSSES,
     *TRAINING,
@@ -59,6 +62,7 @@ OPERATORS: tuple[type[Op], ...] = (
     Expression,
 )
 BY_NAME: dict[str, type[Op]] = {operator.name: operator for operator in OPERATORS}
+UNARY = tuple(each for each in OPERATORS if issubclass(each, UnaryOp))
 
 _THEIRS = {folded(theirs): each.name for each in OPERATORS for theirs in (each.torch, each.onnx) if theirs}
 

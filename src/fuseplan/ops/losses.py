@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import inf
+from typing import Any
 
 from fuseplan.errors import PlanError
 from fuseplan.language.declarations import PER, Beside, word
@@ -74,6 +75,14 @@ class OfLogits(Normalization):
         even = self.label_smoothing / src.channels
         return share - where(_is(leaf(INDEX), leaf(keys["target"])), 1 - self.label_smoothing + even, even)
 
+    @classmethod
+    def samples(cls) -> Iterator[tuple[str, Op]]:
+        make: Any = cls  # one with the fields
+        yield "f32[3x5]", make()
+        yield "f32[2x3x7]", make(label_smoothing=0.25, index_dtype="i64")
+        yield "f32[2x5x3x7, nhwc]", make(ignore_index=2)
+        yield "f32[2x3x11, bsc]", make(z_loss=0.01, label_smoothing=0.5)
+
 
 _NAN = scalar(inf) - inf
 
@@ -136,13 +145,6 @@ class CrossEntropy(OfLogits):
             loss = loss + self.z_loss * ((most + logarithm) * (most + logarithm))
         return self.kept(keys, src, loss)
 
-    @classmethod
-    def samples(cls) -> Iterator[tuple[str, Op]]:
-        yield "f32[3x5]", cls()
-        yield "f32[2x3x7]", cls(label_smoothing=0.25, index_dtype="i64")
-        yield "f32[2x5x3x7, nhwc]", cls(ignore_index=2)
-        yield "f32[2x3x11, bsc]", cls(z_loss=0.01, label_smoothing=0.5)
-
 
 @operator
 class CrossEntropyGradient(CrossEntropy):
@@ -204,13 +206,6 @@ class CrossEntropyBackward(OfLogits):
     def formula(self, keys: Keys, src: TensorSpec) -> Scalar:
         lse, gradient = leaf(keys["lse"]), leaf(keys["gradient"])
         return self.kept(keys, src, self.slope(keys, src, exp(leaf("x") - lse), lse) * gradient)
-
-    @classmethod
-    def samples(cls) -> Iterator[tuple[str, Op]]:
-        yield "f32[3x5]", cls()
-        yield "f32[2x3x7]", cls(label_smoothing=0.25, index_dtype="i64")
-        yield "f32[2x5x3x7, nhwc]", cls(ignore_index=2)
-        yield "f32[2x3x11, bsc]", cls(z_loss=0.01, label_smoothing=0.5)
 
 
 LOSSES = (CrossEntropy, CrossEntropyBackward, CrossEntropyGradient)

@@ -136,9 +136,7 @@ class Normalization(Op):
     def output(self, src: TensorSpec) -> TensorSpec:
         """The same shape, in src's layout, or in the named one nearest to its strides; or fewer axes."""
         removed = self.removes(src)
-        if removed:
-            return src.without(removed)
-        return src if src.layout is not None else src.with_shape(src.shape)
+        return src.without(removed) if removed else super().output(src)
 
     def each_run(self, numbers: Any, src: TensorSpec) -> Any:
         """Numbers of elements as those of runs, where an axis is in runs."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from math import gcd
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from fuseplan.errors import PlanError
 from fuseplan.language.declarations import Along, Array, inner, operand, word
-from fuseplan.language.derivative import derivative, times
 from fuseplan.language.extents import is_integer, outermost_first
 from fuseplan.language.fields import one_of, refused
 from fuseplan.language.layouts import dense
@@ -18,6 +17,13 @@ from fuseplan.language.tensor import TensorSpec
 from fuseplan.op import Elementwise, Given, Op, operator
 from fuseplan.ops.activation import Gelu, Relu, Sigmoid, Silu
 from fuseplan.scalar import Scalar, leaf
+from fuseplan.system.locks import Late
+
+if TYPE_CHECKING:
+    from fuseplan.language import derivative as slopes
+else:
+    slopes = Late("fuseplan.language.derivative")  # gradients alone need it
+
 
 GATES = ("first", "second")
 
@@ -145,7 +151,7 @@ class GluBackward(Gated):
         """The formulas, in the order of the parts."""
         gate, value = self.parted(x)
         made, back = type(self.activation).apply(self.activation, gate, **parameters), part(grad, 0)
-        by_gate = times(back * value, derivative(made, str(gate.args[0])))
+        by_gate = slopes.times(back * value, slopes.derivative(made, str(gate.args[0])))
         return tuple(self.parted((by_gate, back * made)))
 
 

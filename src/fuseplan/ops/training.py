@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from fuseplan.errors import PlanError
 from fuseplan.language.declarations import (
@@ -22,7 +22,6 @@ from fuseplan.language.declarations import (
     result,
     word,
 )
-from fuseplan.language.derivative import derivative, times
 from fuseplan.language.fields import one_of
 from fuseplan.language.reduction import Moments, Statistic, Sums
 from fuseplan.language.tensor import TensorSpec
@@ -31,13 +30,20 @@ from fuseplan.ops.activation import Elu, Identity, LeakyRelu, Power, Relu
 from fuseplan.ops.affine import MODES, BatchNorm, Prelu
 from fuseplan.ops.normalization import Keys, Normalization
 from fuseplan.scalar import Scalar, indices_of, leaf, leaves_of, replaced, sqrt
+from fuseplan.system.locks import Late
+
+if TYPE_CHECKING:
+    from fuseplan.language import derivative as slopes
+else:
+    slopes = Late("fuseplan.language.derivative")  # gradients alone need it
+
 
 STATISTICS = ("saved", "recomputed")
 
 
 def slope(activation: Elementwise, at: Scalar, leaves: dict[str, Scalar], by: str = "x") -> Scalar:
     """The derivative of an activation at `at`; `leaves` are its parameters and operands, by its own names."""
-    return replaced(derivative(activation.formula(), by), {**leaves, "x": at})
+    return replaced(slopes.derivative(activation.formula(), by), {**leaves, "x": at})
 
 
 def _of_inner(made: OperandField) -> OperandField:
@@ -75,7 +81,7 @@ class ActivationBackward(Elementwise):
         super().__post_init__()
         own = {name: made for name, made in self.of.operand_fields.items() if made.when(self.of)}
         one_of(self.name, "by", self.by, ("x", *own))
-        read = leaves_of(derivative(self.of.formula(), self.by))  # which may be too large
+        read = leaves_of(slopes.derivative(self.of.formula(), self.by))  # which may be too large
         fields = {name: _of_inner(made) for name, made in own.items() if name in read}
         if "x" in read or not (own or indices_of(self.of.formula())):
             fields = {"input": self.operand_fields["input"], **fields}
@@ -87,7 +93,7 @@ class ActivationBackward(Elementwise):
 
     def apply(self, x: Scalar, input: Scalar | None = None, **leaves: Scalar) -> Scalar:
         at = leaf("x") if input is None else input
-        return times(x, slope(self.of, at, leaves, self.by))
+        return slopes.times(x, slope(self.of, at, leaves, self.by))
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
@@ -224,7 +230,7 @@ class BatchNormBackward(Normalization):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        derivative(self.activation.formula())  # which may be too large
+        slopes.derivative(self.activation.formula())  # which may be too large
 
     @property
     def per(self) -> str:
@@ -267,7 +273,7 @@ class BatchNormBackward(Normalization):
             return normalized, leaf("x")
         given = {each.name: leaf(keys[each.name]) for each in self.activation.parameters()}
         before = normalized * leaf(keys["scale"]) + leaf(keys["shift"])
-        return normalized, times(leaf("x"), slope(self.activation, before, given))
+        return normalized, slopes.times(leaf("x"), slope(self.activation, before, given))
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:

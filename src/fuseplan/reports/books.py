@@ -14,6 +14,7 @@ from fuseplan.graph.memory import Buffer
 from fuseplan.graph.node import Node, Origin, told
 from fuseplan.graph.ops import VIEWS
 from fuseplan.graph.place import Call, Compute, Copy, Launch, Placed, Placement, Step, inputs_of
+from fuseplan.graph.schedule import unit_of
 from fuseplan.graph.why import Reason
 from fuseplan.kernels.target import Target
 from fuseplan.reports.report import Report
@@ -76,17 +77,10 @@ def origins(graph: Graph) -> dict[Origin, list[Node]]:
 
 def moved_by(graph: Graph, nodes: Sequence[Node]) -> tuple[int, int]:
     """Bytes that nodes read and write together, and those of values that other nodes make or read."""
-    own = {id(node) for node in nodes}
-    made = dict.fromkeys(name for node in nodes for name in node.outputs if name)
-    read = dict.fromkeys(name for node in nodes for name in node.inputs if name and name not in made)
-    written = [
-        name
-        for name in made
-        if name in graph.outputs or any(id(reader) not in own for reader in graph.readers[name])
-    ]
-    between = [name for name in read if name in graph.made_by]
-    between += [name for name in written if name not in graph.outputs]
-    return _bytes(graph, [*read, *written]), _bytes(graph, between)
+    unit = unit_of(graph, tuple(nodes))
+    between = [name for name in unit.reads if name in graph.made_by]
+    between += [name for name in unit.writes if name not in graph.outputs]
+    return _bytes(graph, [*unit.reads, *unit.writes]), _bytes(graph, between)
 
 
 def _bytes(graph: Graph, names: Iterable[str]) -> int:

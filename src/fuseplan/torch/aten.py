@@ -19,7 +19,7 @@ from fuseplan.graph.ops import Convert, Expand, Permute, Reduce, Reshape
 from fuseplan.graph.type import FLOATS
 from fuseplan.graph.why import Why
 from fuseplan.op import Op
-from fuseplan.ops import activation
+from fuseplan.ops import UNARY, activation
 from fuseplan.ops.affine import BatchNorm, Bias
 from fuseplan.ops.embedding import INDICES, Embedding
 from fuseplan.ops.gradient import LinearWeightGradient
@@ -224,8 +224,9 @@ def _instance_norm(given: Given) -> str:
     return given.layer(op, given.tensor("input"), *operands)
 
 
-def _softmax(make: type[Softmax] | type[LogSoftmax]) -> Row:
+def _along(make: Callable[[int], Op]) -> Row:
     def row(given: Given) -> str:
+        """An operator along `dim`; -1 is the last axis."""
         src = _cast(given)
         rank = len(given.shape(src))
         axis = int(given.number("dim")) % max(1, rank)
@@ -366,12 +367,13 @@ TABLE: dict[Any, Row] = {
     aten.layer_norm.default: _rows(LayerNorm, ("weight", "bias"), False),
     aten.native_layer_norm.default: _rows(LayerNorm, ("weight", "bias"), False),
     aten.rms_norm.default: _rows(RmsNorm, ("weight",), True),
-    aten.softmax.int: _softmax(Softmax),
-    aten._softmax.default: _softmax(Softmax),
+    aten.softmax.int: _along(Softmax),
+    aten._softmax.default: _along(Softmax),
     aten._safe_softmax.default: safe_softmax,
     aten.where.ScalarOther: hidden,
-    aten.log_softmax.int: _softmax(LogSoftmax),
-    aten._log_softmax.default: _softmax(LogSoftmax),
+    aten.log_softmax.int: _along(LogSoftmax),
+    aten._log_softmax.default: _along(LogSoftmax),
+    **{getattr(aten, each.torch).default: _along(each) for each in UNARY if each.torch},
     aten.group_norm.default: _group_norm("num_groups"),
     aten.native_group_norm.default: _group_norm("group"),
     aten.instance_norm.default: _instance_norm,

@@ -156,7 +156,8 @@ class _Calls(TorchDispatchMode):  # type: ignore[misc]
         for place, each in enumerate(tensors):
             if made is each:
                 return place
-        return tensors_text(made)
+        is_number = type(made) in SIMPLE  # such as the kernel that torch chooses for attention on a GPU
+        return {"number": made} if is_number else tensors_text(made)
 
     def told(self, value: Any) -> str:
         """An argument: of a tensor where it comes from, and the operator whose gradient made it.
@@ -207,11 +208,11 @@ class _Repeating(_Calls):
         known, results = self._known[len(self.record)]
         if line != known:
             raise UnseenError(line)
-        return (
-            tensors[results]
-            if isinstance(results, int)
-            else _placed(read_tensors(results, _Followed), self.place)
-        )
+        if isinstance(results, int):
+            return tensors[results]
+        if isinstance(results, dict) and "number" in results:
+            return results["number"]
+        return _placed(read_tensors(results, _Followed), self.place)
 
 
 def _wrapped(made: Any, place: str, device: torch.device) -> Any:

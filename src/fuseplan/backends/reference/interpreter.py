@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fuseplan.kernels.centre import Reduction, Summary
+from fuseplan.kernels.centre import Reduction, Summary, Unary
 from fuseplan.kernels.contracted import KernelTensor
 from fuseplan.kernels.contraction import Contraction
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel, KernelOperand, Output, Stage
 from fuseplan.kernels.lookup import Lookup
+from fuseplan.language.arithmetic import ARRAYS
 from fuseplan.language.attend import Attend, AttendGradient
 from fuseplan.language.declarations import lined_up
 from fuseplan.language.dtypes import narrow
@@ -55,16 +56,16 @@ class Interpreter:
         src = self._rows(kernel.lookup, places) if kernel.lookup else _read(kernel.src, places["src"])
         x = self._applied(kernel.prologue, src, leaves, places, kernel.src)
         match kernel.centre:
-            case Contraction() as contraction if contraction.pool:
-                x = pooled(contraction, x)
-            case Contraction() as contraction:
-                x = convolve(contraction, x, kernel.canonical_weight(leaves[kernel.weight.key]))
+            case Contraction():
+                x = _contracted(kernel, x, leaves)
             case Attend() | AttendGradient() as attention:
                 x = self._attend(attention, x, leaves)
+            case Unary() as unary:
+                x = unary.op.along(x, unary.op.axis, ARRAYS)
             case Reduction() as reduction:
                 leaves |= _reduced(reduction, x, leaves)
-            case Summary(contraction, reduction):
-                made = convolve(contraction, x, kernel.canonical_weight(leaves[kernel.weight.key]))
+            case Summary(_, reduction):
+                made = _contracted(kernel, x, leaves)
                 made = self._applied(kernel.between, made, leaves, places, KernelTensor(made.shape))
                 leaves |= _reduced(reduction, made, leaves)
         for result in (*kernel.results, *kernel.sums):
@@ -162,6 +163,14 @@ class Interpreter:
         if result.over:
             made = np.broadcast_to(made, shape).sum(result.over)
         lying[...] = narrow(made, result.dtype).reshape(result.shape)
+
+
+def _contracted(kernel: Kernel, x: Array, leaves: Mapping[str, Any]) -> Array:
+    """The contraction's result."""
+    made = kernel.contraction
+    if made.pool:
+        return pooled(made, x)
+    return convolve(made, x, kernel.canonical_weight(leaves[kernel.weight.key]))
 
 
 def _reduced(reduction: Reduction, x: Array, leaves: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,6 @@ import functools
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -122,10 +121,11 @@ def _named(path: Path) -> Assembler:
     return found
 
 
-def _brought(package: Path) -> Iterator[Path]:
+@functools.cache
+def _brought(package: Path) -> tuple[Path, ...]:
     """The places of newer assemblers: in Triton's package, and in NVIDIA's beside it."""
-    yield package / TOOLS / "ptxas-blackwell"
-    yield from sorted(package.parent.glob("nvidia/cu[0-9]*/bin/ptxas"), reverse=True)
+    beside = sorted(package.parent.glob("nvidia/cu[0-9]*/bin/ptxas"), reverse=True)
+    return package / TOOLS / "ptxas-blackwell", *beside
 
 
 def _suits(found: Assembler) -> bool:

@@ -11,7 +11,7 @@ from fuseplan.backends.triton.elementwise import argument
 from fuseplan.backends.triton.index import EXTENT, Index, as_index, ceil_div
 from fuseplan.backends.triton.storage import converted_by
 from fuseplan.backends.triton.text import Text
-from fuseplan.kernels.centre import Reduction, Summary
+from fuseplan.kernels.centre import Reduction, Summary, Unary
 from fuseplan.kernels.contraction import Contraction
 from fuseplan.kernels.emit import Programs, Slot, Source
 from fuseplan.kernels.kernel import Kernel
@@ -121,6 +121,8 @@ def header(kernel: Kernel, title: str) -> Iterator[str]:
         told = [line for line in told if conv.pool or line != conv.text]
     elif isinstance(centre, Attend | AttendGradient):
         middle, reads_rows = [attention(kernel)], True
+    elif isinstance(centre, Unary):
+        middle = [centre.text]
     elif centre is None:  # parts of the last axis, unless the operator names another
         parted = [stage.op_text for stage in (*kernel.prologue, *kernel.epilogue) if stage.reads_parts]
         reads_rows = bool(parted) and "axis=" not in parted[0]

@@ -13,6 +13,7 @@ from fuseplan.language.declarations import aligned
 from fuseplan.measure.clock import rotating
 from fuseplan.measure.layers import CannotRunError, Layer, convolution_of, is_usual, layers, running
 from fuseplan.op import Op
+from fuseplan.ops import UNARY
 from fuseplan.ops.activation import ACTIVATIONS, Gelu
 from fuseplan.ops.matmul import Product
 from fuseplan.ops.parts import Rotary
@@ -67,6 +68,7 @@ class _Writer:
             "cross_entropy": self._cross_entropy,
             "glu": self._glu,
             "rotary": self._rotary,
+            **{each.name: self._unary for each in UNARY},
         }
 
     def add(self, layer: Layer) -> None:
@@ -189,6 +191,15 @@ class _Writer:
         if len(axes) > 1:
             raise CannotRunError(f"ONNX's {op.onnx} is over one axis")
         self._node(str(op.onnx), [self._last], axis=axes[0])
+
+    def _unary(self, layer: Layer) -> None:
+        """The axis is an input, other fields are attributes."""
+        op: Any = layer.step.op
+        axis = self._numbers(f"{self._last}_axis", [op.axis_of(layer.step.src)])
+        others: dict[str, Any] = {
+            name: int(value) for name, value in layer.attributes.items() if name != "axis"
+        }
+        self._node(str(op.onnx), [self._last, axis], **others)
 
     def _cross_entropy(self, layer: Layer) -> None:
         """The logarithm of the sum is the loss and the target's logit: the node gives the loss alone."""

@@ -14,6 +14,7 @@ from fuseplan.backends.cpu.templates.direct import Direct
 from fuseplan.backends.cpu.templates.planes import Planes
 from fuseplan.backends.cpu.templates.pointwise import Pointwise
 from fuseplan.backends.cpu.templates.reduction import Reduction
+from fuseplan.backends.cpu.templates.scan import Scan
 from fuseplan.backends.cpu.templates.summary import ProductSummary
 from fuseplan.backends.cpu.templates.winograd import Winograd
 from fuseplan.kernels.template import Template
@@ -31,5 +32,6 @@ TEMPLATES: tuple[type[Template], ...] = (
     Attention,
     AttentionGradient,
     Reduction,
+    Scan,
     Pointwise,
 )

@@ -13,12 +13,14 @@ from fuseplan.backends.triton.templates.normalization import GpuNormalization
 from fuseplan.backends.triton.templates.pointwise import GpuPointwise
 from fuseplan.backends.triton.templates.product import Product
 from fuseplan.backends.triton.templates.reduction import GpuReduction
+from fuseplan.backends.triton.templates.scan import GpuScan
 from fuseplan.backends.triton.templates.summary import ProductSummary
 
 TEMPLATES: tuple[type[GpuTemplate], ...] = (
     GpuPointwise,
     GpuNormalization,
     GpuReduction,
+    GpuScan,
     HopperAttention,
     GpuAttention,
     HopperAttentionGradient,

@@ -75,7 +75,6 @@ class Schedule:
         span: lines of src in such a copy.
         reach, more: those besides the first tap's; how many are copied at a time: boxes are powers of two.
         blocks: copies of src for a tile.
-        extents, launched: positions along each axis of the rows, and tiles of all rows, in a launch.
         part, part_columns: what a group finishes at once: few positions along the products' columns, so that
             the stages' values fit into registers.
         sum_shape: rows and columns of a group's products.
@@ -89,14 +88,7 @@ class Schedule:
         self.made = knobs.columns // geometry.ways
         self.counts, self.across = geometry.counts(knobs.box), ceil_div(geometry.features, self.made)
         self.tiles = prod(self.counts) * self.across
-        rows = [axis.rows for axis in self.geometry.axes]
         self.open_place = self.geometry.opened.get("axis")
-        self.extents = [
-            of_launch(self.kernel, extent) if place == self.open_place else as_index(extent)
-            for place, extent in enumerate(rows)
-        ]
-        launched = map(ceil_div, self.extents, knobs.box)
-        self.launched: Index = reduce(mul, launched)
         self.letters = tuple(axis.letter for axis in geometry.axes)
         self.is_open = self.kernel.open_axis is not None
         self.given = ["extent"] if self.is_open else []
@@ -122,6 +114,19 @@ class Schedule:
         self.weight_bytes = knobs.columns * knobs.depth * self.itemsize
         self.src_bytes = self.span * prod(knobs.box[1:]) * knobs.depth * self.itemsize
         self.stage_bytes = self.src_bytes + (0 if knobs.resident else self.lines * self.weight_bytes)
+
+    @cached_property
+    def extents(self) -> list[Index]:
+        """Positions along each axis of the rows, in a launch; asked for by what is written alone."""
+        return [
+            of_launch(self.kernel, axis.rows) if place == self.open_place else as_index(axis.rows)
+            for place, axis in enumerate(self.geometry.axes)
+        ]
+
+    @cached_property
+    def launched(self) -> Index:
+        """Tiles of all rows, in a launch."""
+        return reduce(mul, map(ceil_div, self.extents, self.knobs.box))
 
     @property
     def registers(self) -> tuple[int, int]:
