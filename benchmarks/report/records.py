@@ -15,12 +15,8 @@ from fuseplan.measure.peaks import KINDS_OF_TRAFFIC
 
 Record = Mapping[str, Any]
 Lines = Iterator[str]
-OF_MODELS = (
-    "models",
-    "models_of_torch",
-    "training",
-    "kernelbench",
-)  # a row for each model, from several runs
+# A row for each model or program, from several runs.
+OF_MODELS = ("models", "models_of_torch", "training", "kernelbench", "starts")
 COMPILE = "compile-"  # records of compile times are named apart, by their suites
 
 
@@ -280,6 +276,17 @@ def _training(record: Record) -> Lines:
     ])  # fmt: skip
 
 
+def _starts(record: Record) -> Lines:
+    """Seconds that models take to start."""
+    head = ["model", "dtype", "fuse, empty cache", "first call", "fuse again", "first call", "commit"]
+    yield from table(head, [
+        [row["model"], row["dtype"],
+         *(f"{row[start][part]:.2f}" for start in ("cold", "second") for part in ("fuse", "call")),
+         row["commit"][:7]]
+        for row in record["rows"]
+    ])  # fmt: skip
+
+
 PEERS_OF_MODELS = (
     "torch", "torch:nhwc", "torch.compile", "max-autotune", "onnxruntime", "openvino",
     "fuseplan", "fuseplan:torch", "fuseplan.torch", "fuseplan.onnx",
@@ -296,6 +303,11 @@ TRAINING = (
     "`fuseplan:torch` to eager torch. Gain: the fastest of the others over the faster of ours. GB: the most "
     "memory of a step without a graph, and launches, torch.compile's and ours. Errors: the norm of the worst "
     "gradient's difference from float64, over that gradient's norm."
+)
+STARTS = (
+    "`python -m benchmarks.starts`: seconds of `fuseplan.torch.fuse` and of the first call, in a process "
+    "that has imported torch and run the model once. First with an empty cache, then in another process "
+    "that finds all in it."
 )
 MODELS = (
     "`fuseplan bench models --threads 1,2`: networks with random weights, one f32 image of 224 x 224. "
@@ -321,5 +333,6 @@ SECTIONS: Mapping[str, Section] = {
     "carried": Section("Kernels of another Triton", "`python -m device.carried`.", _carried),
     "models_of_torch": Section("Models of torch", MODELS_OF_TORCH, _models_of_torch),
     "training": Section("Training steps", TRAINING, _training),
+    "starts": Section("Starts", STARTS, _starts),
     "kernelbench": Section("KernelBench, level 2", "`python -m benchmarks.kernelbench`.", _kernelbench),
 }

@@ -104,13 +104,24 @@ def test_a_call_that_computes_the_same_is_not_exported_again(exports: list[nn.Mo
 
 
 class Choosing(nn.Module):  # type: ignore[misc]
-    """It asks an operator for a number, as attention on a GPU asks for its kernel."""
+    """It asks operators for numbers, alone and beside tensors, as attention on a GPU does."""
 
     def forward(self, src: torch.Tensor) -> torch.Tensor:
         kernel = torch.ops.aten._fused_sdp_choice(src, src, src)
-        return src * (2.0 if kernel == 0 else 3.0)
+        made, _, length, *_ = torch.ops.choosing.attention(src, 3)
+        return made * (2.0 if kernel == 0 else 3.0) * length
 
 
+@pytest.fixture
+def choosing() -> Iterator[None]:
+    """An operator that returns a tensor, None, and a number."""
+    with torch.library._scoped_library("choosing", "FRAGMENT") as library:
+        library.define("attention(Tensor src, int length) -> (Tensor, Tensor, SymInt)")
+        library.impl("attention", lambda src, length: (src * 1, src + 1, length), "CompositeExplicitAutograd")
+        yield
+
+
+@pytest.mark.usefixtures("choosing")
 def test_numbers_that_operators_return_are_told(looks: list[nn.Module]) -> None:
     module, src = Choosing(), torch.ones(1, 2, 8, 8)
     exporting.exported(module, (src,), {})

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import importlib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,11 +14,13 @@ from torch._functorch.aot_autograd import aot_function, make_boxed_func
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fuseplan.graph.why import Why
+from fuseplan.stores import sites
 from fuseplan.torch import cutting, dynamo
 from fuseplan.torch.cutting import Fusion, fused
 from fuseplan.torch.partition import partitioned
 
 F = nn.functional
+INDUCTOR = "fuseplan.torch.inductor"  # which imports torch's compiler
 
 
 class Block(nn.Module):  # type: ignore[misc]
@@ -145,6 +149,38 @@ def test_what_elementwise_operators_make_of_kept_values_is_not_kept(rest: str) -
     wanted = [src, *module.parameters()]
     found = [torch.autograd.grad(each.square().sum(), wanted) for each in (made, module(src))]
     torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's own, of Inductor's imports
+@pytest.mark.parametrize("rest", ["torch", "inductor"])
+def test_sites_of_a_step_are_measured_beside_the_rest(
+    rest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the forward and the backward pass; where the rest is faster, it has the site."""
+    monkeypatch.setenv("FUSEPLAN_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(sites.KEPT, "unsaved", {})
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    made: list[Fusion] = []
+
+    def kept(*given: Any, **how: Any) -> Fusion:
+        made.append(fused(*given, **how))
+        return made[-1]
+
+    monkeypatch.setattr(dynamo if rest == "torch" else importlib.import_module(INDUCTOR), "fused", kept)
+    module, src = Gated(), torch.randn(2, 32, 16, requires_grad=True)
+    how = {"rest": rest, "choose": "measured"}
+    compiled = torch.compile(module, backend="fuseplan", options=how, dynamic=False)
+    wanted = [src, *module.parameters()]
+    found = [torch.autograd.grad(each(src).square().sum(), wanted) for each in (compiled, module)]
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-4)
+    for each in made:
+        measured = [site.measured for site in (*each.cut.sites, *each.cut.reverted)]
+        assert measured
+        assert all(site is not None and len(site.seconds) > 1 for site in measured)
+        assert {each.cut.left[id(node)].why for site in each.cut.reverted for node in site.nodes} <= {
+            Why.SLOWER
+        }
 
 
 def test_tables_of_a_rotation_are_kept_and_other_cosines_made_again() -> None:

@@ -16,9 +16,11 @@ from forced import forced, refusal_of
 from fuseplan.backends.cpu import toolchain
 from fuseplan.backends.cpu.templates.amx import Amx
 from fuseplan.backends.cpu.templates.direct import Direct
+from fuseplan.execution.stages import decide
 from fuseplan.kernels.lower import lower
 from fuseplan.kernels.match import match
 from fuseplan.kernels.target import KINDS, Target, host_target
+from fuseplan.kernels.template import Template
 from fuseplan.measure.data import random_arrays, reference
 from fuseplan.measure.spaces import exact as wide
 from fuseplan.messages.reasons import Reason
@@ -56,6 +58,17 @@ PLANS = (
     "bf16[2x12x15, nwc] -> conv1d(20, kernel=3, padding=1, groups=2) -> bias",
     "bf16[2x12x5x6x7, ndhwc] -> conv3d(20, kernel=(2, 3, 1), padding=1, stride=(1, 2, 1)) -> bias",
 )
+WINDOWS = (
+    "f32[1x3x23x21, nhwc] -> conv2d(40, kernel=7, stride=2, padding=3) -> bias -> relu",
+    "f32[2x64x9x8, nhwc] -> conv2d(33, kernel=3, padding=1) -> bias",
+    "f32[2x32x9x8, nhwc] -> conv2d(33, kernel=(2, 3), padding=(2, 0), dilation=(2, 1)) -> bias",
+    "f32[1x64x9x9, nhwc] -> conv2d(40, kernel=3, padding=2, dilation=2)",
+    "f32[1x64x9x9, nhwc] -> conv2d(64, kernel=3, padding=1, groups=2)",
+    "f32[1x9x5x6x7, ndhwc] -> conv3d(20, kernel=(2, 3, 3), padding=1, stride=(1, 2, 1)) -> bias",
+    "f32[1x20x3, nwc] -> conv1d(9, kernel=5, padding=4)",
+    "bf16[2x20x9x11, nhwc] -> conv2d(37, kernel=(3, 5), stride=2, padding=(1, 3))",
+    "bf16[1x64x6x5, nhwc] -> conv2d(37, kernel=3, padding=1)",
+)
 OPEN = (
     "bf16[*x70] -> linear(100) -> bias -> gelu",
     "bf16[*x12x9x7, nhwc] -> conv2d(20, kernel=3, padding=1) -> bias",
@@ -88,6 +101,15 @@ def test_operators_and_convolutions(plan: str, threads: int) -> None:
     arrays = random_arrays(FusionPlan.parse(plan), 2)
     for chosen in choices(plan, host(threads)):
         assert_close(forced(plan, Amx, host(threads), chosen), arrays, slack=32)
+
+
+@HAS_TILES
+@pytest.mark.parametrize("rows", [16, 32, 48, 256])
+@pytest.mark.parametrize("plan", WINDOWS)
+def test_windows_are_gathered(plan: str, rows: int) -> None:
+    """Whole runs of taps, a part of them at a time, and those that padding cuts."""
+    chosen = replace(next(choices(plan, host())), rows=rows)
+    assert_close(forced(plan, Amx, host(), chosen), random_arrays(FusionPlan.parse(plan), 12), slack=32)
 
 
 @HAS_TILES
@@ -174,6 +196,31 @@ def test_infinite_and_undefined_elements_of_f32_stay_in_their_rows_and_columns()
     arrays["src"][[3, 17, 39], -1] = np.inf, -np.inf, np.nan
     arrays["weight"][[5, 7], 0] = np.inf, np.nan
     assert_same_exceptions(forced(plan, Amx, host()), arrays)
+
+
+@HAS_TILES
+def test_numbers_that_parts_make_infinite_are_multiplied_as_they_are() -> None:
+    plan = FusionPlan.parse("f32[1x5x4x4, nhwc] -> conv2d(3, kernel=3, padding=1)")
+    arrays = random_arrays(plan, 13)
+    arrays["src"][0, 2, 1, 1], arrays["src"][0, 4, 3, 3] = np.finfo(np.float32).max, np.inf
+    arrays["weight"] *= np.float32(0.01)
+    assert_same_exceptions(forced(plan, Amx, host()), arrays)
+
+
+@pytest.mark.parametrize(
+    ("plan", "kind", "rows"),
+    [
+        ("f32[1x832x7x7, nhwc] -> conv2d(192, kernel=1)", Direct, 0),  # weights arrive as slowly
+        ("f32[1x256x14x14, nhwc] -> conv2d(1024, kernel=1)", Amx, 196),  # weights are read once
+        ("f32[1x64x56x56, nhwc] -> conv2d(256, kernel=1)", Amx, 32),  # a block stays in the first cache
+        ("f32[1x96x56x56, nhwc] -> conv2d(24, kernel=1)", Direct, 0),  # as many elements are copied
+    ],
+)
+def test_which_template_and_rows_are_chosen(plan: str, kind: type[Template], rows: int) -> None:
+    target = replace(KINDS["cpu:amx"], l1_bytes=48 * 1024, threads=2)
+    chosen = decide(FusionPlan.parse(plan), target).choice.template
+    assert isinstance(chosen, kind)
+    assert not isinstance(chosen, Amx) or chosen.rows == rows
 
 
 @HAS_TILES

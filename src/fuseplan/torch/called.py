@@ -156,8 +156,7 @@ class _Calls(TorchDispatchMode):  # type: ignore[misc]
         for place, each in enumerate(tensors):
             if made is each:
                 return place
-        is_number = type(made) in SIMPLE  # such as the kernel that torch chooses for attention on a GPU
-        return {"number": made} if is_number else tensors_text(made)
+        return tensors_text(made)
 
     def told(self, value: Any) -> str:
         """An argument: of a tensor where it comes from, and the operator whose gradient made it.
@@ -208,11 +207,11 @@ class _Repeating(_Calls):
         known, results = self._known[len(self.record)]
         if line != known:
             raise UnseenError(line)
-        if isinstance(results, int):
-            return tensors[results]
-        if isinstance(results, dict) and "number" in results:
-            return results["number"]
-        return _placed(read_tensors(results, _Followed), self.place)
+        return (
+            tensors[results]
+            if isinstance(results, int)
+            else _placed(read_tensors(results, _Followed), self.place)
+        )
 
 
 def _wrapped(made: Any, place: str, device: torch.device) -> Any:

@@ -140,8 +140,11 @@ class Eager:
         )
 
     def _as(self, value: Any, like: torch.Tensor) -> torch.Tensor:
-        """The elements, as torch has them in the model."""
-        made = torch.empty_strided(tuple(like.shape), like.stride(), dtype=like.dtype, device=self._device)
+        """The elements, as torch has them in the model; where it repeats one, those given, in order."""
+        shape, steps = tuple(like.shape), like.stride()
+        if not all(step or extent == 1 for step, extent in zip(steps, shape, strict=True)):
+            steps = torch.empty(shape, device="meta").stride()
+        made = torch.empty_strided(shape, steps, dtype=like.dtype, device=self._device)
         word = str(like.dtype).removeprefix("torch.")
         return made.copy_(self._tensor(value, "bf16" if word == "bfloat16" else None).reshape(like.shape))
 

@@ -14,7 +14,8 @@ from torch import fx
 
 from fuseplan.torch.described import Described
 
-SIMPLE = (int, float, bool, str, type(None))
+NUMBERS = (int, float, bool)
+SIMPLE = (*NUMBERS, str, type(None))
 WORDS = (torch.dtype, torch.layout, torch.memory_format)  # values of torch's that have names in torch
 LARGEST = 1 << 20  # bytes of a tensor that is written
 
@@ -71,13 +72,15 @@ def _value(value: Any, places: dict[fx.Node, int]) -> Any:
 
 
 def tensors_text(value: Any) -> Any:
-    """A tensor's shape, strides, dtype and device, or those of several; None for another value.
+    """A tensor's shape, strides, dtype and device, those of several, or a number; None for another value.
 
     Raises:
         UnwrittenError: its extents are open, or its elements do not lie by strides.
     """
     if isinstance(value, list | tuple):
         return {"each": [tensors_text(each) for each in value]}
+    if type(value) in NUMBERS:  # such as the longest sequence, which cuDNN's attention returns
+        return {"number": value}
     if not isinstance(value, torch.Tensor):
         return None
     extents = (*value.shape, *value.stride())
@@ -90,7 +93,8 @@ def tensors_text(value: Any) -> Any:
 def read_tensors(described: Any, kind: type[Described] = Described) -> Any:
     """The tensors that `tensors_text` describes, without elements."""
     if isinstance(described, dict):
-        return tuple(read_tensors(each, kind) for each in described["each"])
+        known = described.get("each")
+        return described["number"] if known is None else tuple(read_tensors(each, kind) for each in known)
     if described is None:
         return None
     shape, strides, dtype, device = described

@@ -212,9 +212,11 @@ class Builder:
         """The first `count` lanes of a vector in memory, zero in the others; the rest is not touched."""
         if count == lanes_of(kind):
             return self.load(pointer, kind)
-        align = BITS[element_of(kind)] // 8
-        word = f"llvm.masked.load.{self._suffix(kind)}.p0"
-        mask = self._mask(count, lanes_of(kind))
+        return self.load_where(pointer, self._mask(count, lanes_of(kind)), kind)
+
+    def load_where(self, pointer: Value, mask: str, kind: str) -> Value:
+        """The lanes of a vector in memory for which a mask holds, zero in the others."""
+        word, align = f"llvm.masked.load.{self._suffix(kind)}.p0", BITS[element_of(kind)] // 8
         self.module.declarations.add(f"declare {kind} @{word}(ptr, i32, <{lanes_of(kind)} x i1>, {kind})")
         call = f"call {kind} @{word}(ptr {pointer.name}, i32 {align}, {mask}, {kind} zeroinitializer)"
         return self.op(kind, call, "x")

@@ -9,15 +9,8 @@ from typing import ClassVar
 from fuseplan.backends.cpu import model
 from fuseplan.backends.cpu.rows import as_rows
 from fuseplan.backends.cpu.staging import channels_last
-from fuseplan.backends.cpu.templates.amx_writer import (
-    BLOCK,
-    PANEL,
-    SUMS_BYTES,
-    AmxKnobs,
-    AmxWriter,
-    panels_of,
-    steps_of,
-)
+from fuseplan.backends.cpu.templates.amx_rows import BLOCK, steps_of
+from fuseplan.backends.cpu.templates.amx_writer import PANEL, SUMS_BYTES, AmxKnobs, AmxWriter, panels_of
 from fuseplan.backends.cpu.tile_registers import FACTORS, FEATURES, LANES, ROW_BYTES, factors_of
 from fuseplan.backends.cpu.tiling import is_per_image, sheet
 from fuseplan.backends.parts import gates_beside
@@ -35,6 +28,7 @@ from fuseplan.kernels.template import (
 from fuseplan.messages.reasons import Claim, Reason, claim
 
 _DEPTH = 8  # steps whose part of a panel, 16 KiB, stays in the first cache beside rows
+_NEAR = 4  # steps of a block of rows of f32 that stay in the first cache
 _LEAST_PANELS = 16  # of a task of many rows
 
 
@@ -84,7 +78,7 @@ class Amx(AmxKnobs):
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
         kernel = as_rows(kernel)
         yield from dict.fromkeys(
-            cls._of(kernel, target, _rows(kernel, target, most)) for most in (256, 128, 64)
+            cls._of(kernel, target, _rows(kernel, target, most)) for most in (256, 128, 64, BLOCK)
         )
 
     @classmethod
@@ -113,22 +107,49 @@ class Amx(AmxKnobs):
         """Whole tiles multiply six times as fast as vectors: 1.1 to 1.4 TFLOP/s on a core of a Xeon with AMX.
 
         A copied element takes as long as 15 operations, one of the weight that is read again as long as 8. In
-        parts of f32, tiles are 1.9 times as fast, a copied element takes as long as 80, or 100 under several
-        taps, one of the weight 37, 10 where it is read again, and one of the result 25.
+        parts of f32, tiles are 1.9 times as fast: see `_moved`.
         """
         kernel = as_rows(kernel)
-        conv = kernel.contraction
+        conv, factors = kernel.contraction, FACTORS[kernel.src.dtype]
         features = panels_of(conv) * PANEL / conv.features_per_group
-        channels = steps_of(kernel) * FACTORS[kernel.src.dtype].channels / conv.depth
+        channels = steps_of(kernel) * factors.channels / conv.depth
         rows = -(-self.rows // LANES) * LANES / self.rows
+        if factors.parts > 1:
+            rows *= self._uneven(kernel, target)
+            return rows * features * channels / 1.92 + self._moved(kernel, target) / 2
         copies, count = -(-panels_of(conv) // self.panels), sheet(kernel)
-        blocks = -(-count // self.rows)
-        if FACTORS[kernel.src.dtype].parts > 1:
-            copied = 80 if conv.taps == 1 else 100
-            moved = copied * copies / conv.features_per_group + (27 + 10 * blocks) / count + 25 / conv.depth
-            return rows * features * channels / 1.92 + moved / 2
-        moved = 15 * copies / conv.features_per_group + 8 * (blocks - 1) / count
+        moved = 15 * copies / conv.features_per_group + 8 * (-(-count // self.rows) - 1) / count
         return rows * features * channels / 6 + moved / 2
+
+    def _uneven(self, kernel: Kernel, target: Target) -> float:
+        """Time of the thread with the most rows, and of whole tasks, over the time of equal shares."""
+        conv, count = kernel.contraction, sheet(kernel)
+        blocks = -(-count // self.rows)
+        sheets = conv.groups * (conv.batch if is_per_image(kernel) else 1)
+        tasks = sheets * blocks * -(-panels_of(conv) // self.panels)
+        return blocks * self.rows / count * -(-tasks // target.threads) * target.threads / tasks
+
+    def _moved(self, kernel: Kernel, target: Target) -> float:
+        """Operations' time, for each product of f32, of the elements that are copied, read and written.
+
+        A copied element takes as long as 40 operations, or 60 under several taps; 12 less where a block of
+        rows by few steps stays in the first cache, and 25 more where rows leave the second. One of the result
+        takes 20. One of the weight arrives in the time of 125, most of it beside enough products, for each
+        thread that reads it; it takes 45 where it is read again from beyond the second cache.
+        """
+        conv, count, steps = kernel.contraction, sheet(kernel), steps_of(kernel)
+        blocks = -(-count // self.rows)
+        room = self.rows * (self.extent if conv.taps == 1 else steps) * 3 * ROW_BYTES
+        is_near, is_far = self.rows <= BLOCK and steps <= _NEAR, 2 * room > target.l2_bytes
+        copied = (40 if conv.taps == 1 else 60) - 12 * is_near + 25 * is_far
+        readers = min(blocks, target.threads)
+        beside = blocks * -(-self.rows // LANES) * LANES / readers
+        again = 45 * (6 * kernel.weight.size > target.l2_bytes // 2)
+        weight = readers * max(24, 125 - 1.25 * beside) + again * (blocks - readers)
+        parts = -(-panels_of(conv) // self.panels)
+        # A thread's tasks follow one another: it copies rows once, if it holds all steps.
+        copies = parts if self.extent < steps else min(parts, target.threads)
+        return copied * copies / conv.features_per_group + weight / count + 20 / conv.depth
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
         return AmxWriter(self, kernel, target).source()
@@ -138,35 +159,38 @@ class Amx(AmxKnobs):
         return replace(packed, dtype=operand.dtype) if operand.role == "weight" else packed
 
     def weight_steps(self, kernel: Kernel, target: Target) -> tuple[Step, ...]:
-        """The weight as [image][group][panel][tap][step][tile][4 bytes of channels][feature of the tile].
+        """The weight as [image][group][panel][step][tile][4 bytes of a step][feature of the tile].
 
-        Zeros follow the last channel, and the last feature. Vectors of gates and of values take turns.
+        Steps go through the channels of a tap, then of the next. Zeros follow the last of them, and the last
+        feature. Vectors of gates and of values take turns.
         """
         conv, panels = kernel.contraction, panels_of(kernel.contraction)
         groups = conv.groups * (conv.batch if conv.weight_per_batch else 1)
-        chunks, beside = steps_of(kernel) // conv.taps, FACTORS[kernel.src.dtype].channels // LANES
+        steps, beside = steps_of(kernel), FACTORS[kernel.src.dtype].channels // LANES
         inner = conv.channels_per_group, conv.taps
         gates = gates_beside(kernel.parts, panels * PANEL // 2, lanes(kernel, target), inner)
         features = panels * PANEL if gates else conv.features_per_group
         return (
             *gates,
             Reshape((groups, features, *inner)),
-            Pad((groups, panels * PANEL, chunks * beside * LANES, conv.taps)),
-            Reshape((groups, panels, 2, LANES, chunks, LANES, beside, conv.taps)),
-            Transpose((0, 1, 7, 4, 2, 5, 3, 6)),
-            *((Thirds(4),) if FACTORS[kernel.src.dtype].parts > 1 else ()),
+            Transpose((0, 1, 3, 2)),
+            Reshape((groups, features, conv.depth)),
+            Pad((groups, panels * PANEL, steps * beside * LANES)),
+            Reshape((groups, panels, 2, LANES, steps, LANES, beside)),
+            Transpose((0, 1, 4, 2, 5, 3, 6)),
+            *((Thirds(3),) if FACTORS[kernel.src.dtype].parts > 1 else ()),
         )
 
 
 def _rows(kernel: Kernel, target: Target, most: int) -> int:
-    """Rows of a task, shared out evenly in whole blocks: fewer where a thread would get none."""
+    """Rows of a task, shared out evenly in whole tiles: fewer where a thread would get none."""
     count, rows = sheet(kernel), most
     sheets = kernel.contraction.groups * (kernel.contraction.batch if is_per_image(kernel) else 1)
     parts = -(-panels_of(kernel.contraction) // _LEAST_PANELS)
     while rows > BLOCK and sheets * -(-count // rows) * parts < target.threads:
         rows = max(BLOCK, rows // 2 // BLOCK * BLOCK)
     even = -(-count // -(-count // rows))
-    return min(count, -(-even // BLOCK) * BLOCK)
+    return min(count, -(-even // LANES) * LANES)
 
 
 def _extent(target: Target, rows: int, steps: int) -> int:

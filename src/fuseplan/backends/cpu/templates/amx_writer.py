@@ -2,39 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from math import prod
 
-from fuseplan.backends.cpu import model, storage
+from fuseplan.backends.cpu import model
 from fuseplan.backends.cpu.features import Features
 from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.ir import Builder, Index, Value
-from fuseplan.backends.cpu.ir_text import I1, I64, vector
-from fuseplan.backends.cpu.loops import LINE_BYTES, ceil_div, even, nested, offset_of, pieces, places, within
+from fuseplan.backends.cpu.ir_text import I64, vector
+from fuseplan.backends.cpu.loops import LINE_BYTES, ceil_div, even, pieces, places, within
 from fuseplan.backends.cpu.rows import as_rows
-from fuseplan.backends.cpu.staging import Staged
-from fuseplan.backends.cpu.tile_registers import (
-    FACTORS,
-    LANES,
-    ROW_BYTES,
-    ROWS,
-    TILE_BYTES,
-    Tiles,
-    factors_of,
-)
-from fuseplan.backends.cpu.tiling import is_per_image, is_run, sheet
+from fuseplan.backends.cpu.templates.amx_rows import BLOCK, Rows, RowTiles, steps_of
+from fuseplan.backends.cpu.tile_registers import LANES, ROW_BYTES, ROWS, Tiles, factors_of
+from fuseplan.backends.cpu.tiling import is_per_image, sheet
 from fuseplan.kernels.contraction import Contraction
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel
-from fuseplan.kernels.packing import LARGE
 from fuseplan.kernels.target import Target
 
-BLOCK = 2 * ROWS  # rows of two tiles
 PANEL = 2 * LANES  # features of two tiles
 SUMS_BYTES = 2 * ROW_BYTES  # of a row of a panel
-PART_BYTES = 2 * TILE_BYTES  # of a part of a step of a block of rows, or of a panel
 
 
 @dataclass(frozen=True)
@@ -47,25 +36,9 @@ class AmxKnobs(model.SumOfProducts):
     extent: int
 
 
-def steps_of(kernel: Kernel) -> int:
-    """Steps of a sum, each of channels of one tap."""
-    channels = FACTORS[kernel.src.dtype].channels
-    return kernel.contraction.taps * -(-kernel.contraction.channels_per_group // channels)
-
-
 def panels_of(conv: Contraction) -> int:
     """Panels of a group's features."""
     return -(-conv.features_per_group // PANEL)
-
-
-@dataclass(frozen=True)
-class Rows:
-    """A task's rows: `count` from `first` on, of a group, and of an image where tasks stay inside one."""
-
-    image: Index | None
-    group: Index
-    first: Index
-    count: Index
 
 
 @dataclass(frozen=True)
@@ -90,28 +63,27 @@ class AmxWriter:
         self.knobs, self.kernel, self.factors = knobs, self.frame.kernel, factors
         self.conv = conv = self.kernel.contraction
         self.b: Builder = self.frame.body
-        self.element = storage.element_type(self.kernel.src.dtype)
-        self.src = Staged(conv, False, tuple(low for low, _ in conv.padding), conv.src_spatial)
         self.steps, self.panels = steps_of(self.kernel), panels_of(conv)
         self.count = sheet(self.kernel)
         self.per_image = is_per_image(self.kernel)
         self.tiles = Tiles(self.b, factors, min(ROWS, knobs.rows))
         self.results = Features(self.frame)
-        # A thread's own part of the workspace: the rows of a task, by so many steps, and behind them sums.
+        self.rows = RowTiles(self.frame, factors, knobs.rows, knobs.extent)
+        self.step_bytes, self.held = self.rows.step_bytes, self.rows.held
         blocks = -(-knobs.rows // BLOCK)
-        self.held = knobs.extent if conv.taps == 1 else self.steps
-        self.step_bytes = factors.parts * PART_BYTES
-        rows_bytes = blocks * self.held * self.step_bytes
-        self.lines = self.step_bytes // LINE_BYTES // blocks if blocks > 1 else 0
+        # Beside the products of one or two blocks, lines come too late, and hold up tiles.
+        self.lines = self.step_bytes // LINE_BYTES // blocks if blocks > 2 else 0
         self.is_whole = knobs.depth >= self.steps
         # Sums stay in memory while other blocks of rows come; and other panels, if not all channels do.
         # Those of the last block of rows stay until results are made of them beside the products of the next.
         kept = (knobs.panels if knobs.extent < self.steps else 1) * blocks
         self.panel_bytes = 0 if kept == blocks else blocks * BLOCK * SUMS_BYTES
-        self.own_bytes = rows_bytes + BLOCK * SUMS_BYTES * (2 if self.is_whole else kept)
-        own = self.frame.thread * self.own_bytes
-        self.room = self.b.at(self.frame.pointer("workspace"), own, "i8")
-        self.sums = self.b.at(self.room, rows_bytes, "i8")
+        # A thread's own part of the workspace: a task's rows, behind them sums, and what is gathered.
+        gathered = self.rows.nbytes + BLOCK * SUMS_BYTES * (2 if self.is_whole else kept)
+        self.own_bytes = gathered + self.rows.window_bytes
+        self.room = self.b.at(self.frame.pointer("workspace"), self.frame.thread * self.own_bytes, "i8")
+        self.sums = self.b.at(self.room, self.rows.nbytes, "i8")
+        self.rows.place(self.room, self.b.at(self.room, gathered, "i8"))
 
     def source(self) -> Source:
         """A task is a block of rows x a block of panels."""
@@ -132,97 +104,11 @@ class AmxWriter:
             if not is_sliced:  # a thread's tasks follow one another, most of them of the same rows
                 same = task // panel_blocks
                 with b.when(b.compare("ne", held.get(), same)):
-                    self._copy(rows, 0, self.steps)
+                    self.rows.copy(rows, 0, self.steps)
                 held.set(same)
             self._panels(rows, panels)
         self.tiles.end()
         return self.frame.source(per_thread=self.own_bytes)
-
-    # ---- rows of src
-
-    def _copy(self, rows: Rows, begin: Index, extent: int) -> None:
-        """Some steps of a task's rows as tiles; what is padding, or behind the last channel, is zero."""
-        b, conv, image = self.b, self.conv, rows.image
-        size = self.factors.channels
-        within = (begin * size, (begin + extent) * size) if conv.taps == 1 else None
-        group = rows.group * conv.channels_per_group
-        with b.loop(0, rows.count, name="row") as row:
-            block = row // BLOCK * (self.held * self.step_bytes)
-            line = b.at(self.room, block + row % BLOCK * ROW_BYTES, "i8")
-            if is_run(self.src):
-                before: Index = 0 if image is None else image * self.src.image
-                self._copy_tap(line, before + (rows.first + row) * conv.channels + group, (), within)
-            else:
-                self._copy_taps(line, image, rows.first + row, group, within)
-
-    def _copy_taps(
-        self,
-        line: Value,
-        image: Index | None,
-        position: Index,
-        channel: Index,
-        within: tuple[Index, Index] | None,
-    ) -> None:
-        """The elements under all taps of a position; of one tap, those of some channels."""
-        b, conv = self.b, self.conv
-        chunks = self.steps // conv.taps
-        extents = ((conv.batch,) if image is None else ()) + conv.dst_spatial
-        at = places(position, extents)
-        own, *spots = at if image is None else [image, *at]
-        lows = [
-            b.const(spot * step, I64) - low
-            for spot, step, (low, _) in zip(spots, conv.stride, conv.padding, strict=True)
-        ]
-        with nested(b, conv.kernel, "tap") as taps:
-            inside = [low + tap * by for low, tap, by in zip(lows, taps, conv.dilation, strict=True)]
-            tests = [
-                b.compare("ult", b.const(spot, I64), extent)
-                for spot, extent, around in zip(inside, conv.src_spatial, conv.padding, strict=True)
-                if any(around)
-            ]
-            offset = offset_of([own, *inside], (self.src.image, *self.src.strides)) + channel
-            tap = offset_of(taps, [prod(conv.kernel[axis + 1 :]) for axis in range(len(taps))])
-            self._copy_tap(b.at(line, tap * (chunks * self.step_bytes), "i8"), offset, tests, within)
-
-    def _copy_tap(
-        self, line: Value, offset: Index, tests: Sequence[Value], within: tuple[Index, Index] | None
-    ) -> None:
-        """The channels under one tap, or some of them, if it lies in src: a row of each step's tile."""
-        b, channels, begin = self.b, self.factors.channels, within[0] if within else 0
-        kind = vector(channels, self.element)
-        is_inside = b.both(tests)
-        first = b.at(self.frame.pointer("src"), offset, self.element)
-
-        def put(start: Index, value: Value) -> None:
-            place = b.at(line, (start - begin) * (self.step_bytes // channels), "i8")
-            for number, part in enumerate(self._parts(value)):
-                b.store(part, b.at(place, number * PART_BYTES, "i8"), align=ROW_BYTES)
-
-        def read(start: Index, count: int) -> None:
-            put(start, b.load_first(b.at(first, start, self.element), count, kind))
-
-        def clear(start: Index, count: int) -> None:
-            put(start, Value(b, kind, "zeroinitializer"))
-
-        extent = self.conv.channels_per_group
-        with b.when(is_inside):
-            pieces(b, extent, channels, read, name="channel", within=within)
-        if tests:
-            with b.when(b.op(I1, f"xor i1 {is_inside.name}, true")):
-                pieces(b, extent, channels, clear, name="channel", within=within)
-
-    def _parts(self, x: Value) -> list[Value]:
-        """The parts of elements of f32, as `Thirds` has them; elements of other dtypes as they are."""
-        if self.factors.parts == 1:
-            return [x]
-        b = self.b
-        size = b.intrinsic("llvm.fabs", x.type, x)
-        is_large = b.compare("uge", size, LARGE)
-        left, parts = b.select(is_large, 0.0, x), []
-        for _ in range(2):
-            parts.append(b.convert("fptrunc", left, "bfloat"))
-            left = left - b.convert("fpext", parts[-1], "float")
-        return [*parts, b.convert("fptrunc", b.select(is_large, x, left), "bfloat")]
 
     # ---- products
 
@@ -249,12 +135,12 @@ class AmxWriter:
 
         def slice_of(begin: Index, extent: int) -> None:
             if self.knobs.extent < self.steps and conv.taps == 1:
-                self._copy(rows, begin, extent)
+                self.rows.copy(rows, begin, extent)
             run = partial(panel_of, begin, extent)
             pieces(b, conv.features_per_group, PANEL, run, name="panel", within=panels, numbered=True)
 
         if self.knobs.extent < self.steps and conv.taps > 1:
-            self._copy(rows, 0, self.steps)
+            self.rows.copy(rows, 0, self.steps)
         pieces(b, self.steps, self.knobs.extent, slice_of, name="slice")
 
     def _blocks(self, panel: Panel, src: Value, step: Index, steps: int, follows: int) -> None:

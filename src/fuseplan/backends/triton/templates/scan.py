@@ -37,6 +37,8 @@ from fuseplan.messages.reasons import Claim
 from fuseplan.ops.scan import Cumsum
 
 _ACROSS = 64  # lines side by side in a tile, where these are innermost
+# An H200, a program of four warps on a processor: 0.9 to 1.1 us a step of 1024 elements, 1.5 to 2.4 of 4096.
+_STEP_SECONDS, _ELEMENT_SECONDS = 0.7e-6, 0.3e-9
 
 
 @dataclass(frozen=True)
@@ -77,9 +79,12 @@ class GpuScan(GpuTemplate):
             yield cls(max(lines, min(count, elements // block)), block, 4)
 
     def seconds(self, kernel: Kernel, target: Target) -> float:
-        programs = -(-Tiles(kernel).count // self.lines)
-        used = min(1.0, programs / target.processors)
-        return model.seconds(target, self.traffic(kernel, target), used=used)
+        """The bytes, and the steps of one program: each waits for the sums of the step before it."""
+        tiles = Tiles(kernel)
+        used = min(1.0, ceil_div(tiles.count, self.lines) / target.processors)
+        step = _STEP_SECONDS + self.lines * self.block * _ELEMENT_SECONDS
+        moving = model.seconds(target, self.traffic(kernel, target), used=used)
+        return moving + ceil_div(tiles.extent, self.block) * step
 
     @staticmethod
     def bound(kernel: Kernel) -> float:
