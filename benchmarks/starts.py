@@ -1,4 +1,4 @@
-"""How long a model's start takes: fused with an empty cache, and in another process that finds all in it.
+"""How long a model's start takes: fused with an empty cache, and again from the filled cache.
 
     python -m benchmarks.starts --results benchmarks/results
     python -m benchmarks.starts --device cuda --dtype float16

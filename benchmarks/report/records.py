@@ -307,7 +307,7 @@ TRAINING = (
 STARTS = (
     "`python -m benchmarks.starts`: seconds of `fuseplan.torch.fuse` and of the first call, in a process "
     "that has imported torch and run the model once. First with an empty cache, then in another process "
-    "that finds all in it."
+    "from the filled cache."
 )
 MODELS = (
     "`fuseplan bench models --threads 1,2`: networks with random weights, one f32 image of 224 x 224. "

@@ -117,7 +117,7 @@ class Schedule:
 
     @cached_property
     def extents(self) -> list[Index]:
-        """Positions along each axis of the rows, in a launch; asked for by what is written alone."""
+        """Positions along each axis of the rows, in a launch. The cost model does not read them."""
         return [
             of_launch(self.kernel, axis.rows) if place == self.open_place else as_index(axis.rows)
             for place, axis in enumerate(self.geometry.axes)
