@@ -199,6 +199,28 @@ def test_a_launcher_checks_its_tensors_once() -> None:
         compiled.bind().launcher(src, out)()
 
 
+GIVEN = """
+input x: f32[2x3x{size}x{size}]
+constant w: f32[20x3x3x3]
+constant v: f32[5x20x1x1]
+a = conv2d(20, kernel=3, stride=2, padding=1)(x, w)
+b = relu(a)
+y = conv2d(5, kernel=1)(b, v)
+output y
+"""
+
+
+@pytest.mark.parametrize(("size", "is_read"), [(80, True), (16, False)])
+def test_a_large_image_is_read_as_it_was_given(size: int, is_read: bool) -> None:
+    graph = graph_of(GIVEN.replace("{size}", str(size)))
+    session = Session(find(graph, threads=1))
+    first, second = (site.plan for site in session.cut.sites)
+    assert str(first).endswith("within(20, layout=nhwc)") is is_read
+    assert (first.src.layout, second.src.layout) == ("nchw" if is_read else "nhwc", "nhwc")
+    inputs = random_inputs(graph)
+    np.testing.assert_allclose(session(inputs)["y"], graph.evaluate(inputs)["y"], rtol=1e-4, atol=1e-4)
+
+
 JOINED = """
 input x: f32[2x8x9x9]
 constant w1: f32[12x8x1x1]

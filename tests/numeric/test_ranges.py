@@ -28,6 +28,11 @@ PLANS = (
     "f64[2x8x11, nwc] -> conv1d(6, kernel=3) -> within(9)",
     "f32[1x4x6x7] -> conv2d(20, kernel=1) -> bias -> within(64)",
     "f32[3x5x16] -> linear(20) -> bias -> gelu -> within(64)",
+    'f32[1x3x9x12] -> conv2d(20, kernel=7, stride=2, padding=3) -> bias -> relu -> within(20, layout="nhwc")',
+    'f32[2x5x9x7] -> conv2d(19, kernel=3, padding=1) -> bias -> within(24, layout="nhwc")',
+    'f32[2x9x9x7] -> conv2d(18, kernel=3, padding=1, groups=9) -> relu -> within(40, layout="nhwc")',
+    'bf16[2x20x9x7] -> max_pool2d(3, stride=1, padding=1) -> within(20, layout="nhwc")',
+    'f64[2x8x11] -> conv1d(6, kernel=3) -> within(9, layout="nwc")',
     "f16[5x16] -> linear(40) -> bias -> glu(silu) -> within(33)",
 )
 BEGIN = 3  # the first feature of the range
@@ -39,9 +44,11 @@ def check(compiled: CompiledPlan) -> None:
     arrays = random_arrays(plan, 5)
     src, axis, shape = plan[-1].src, plan.output.channel_axis, list(plan.output.shape)
     shape[axis] = plan.ops[-1].features  # type: ignore[attr-defined]
-    whole = empty(src.with_shape(shape))
+    layout = plan.ops[-1].layout  # type: ignore[attr-defined]
+    whole = empty(TensorSpec(shape, src.dtype, layout) if layout else src.with_shape(shape))
     whole[...] = 7
-    part = (slice(None),) * axis + (slice(BEGIN, BEGIN + src.channels),)
+    begin = min(BEGIN, shape[axis] - src.channels)
+    part = (slice(None),) * axis + (slice(begin, begin + src.channels),)
     want = empty(plan.output)
     want[...] = compiled(**arrays)
     compiled(**arrays, out=whole[part])
@@ -80,5 +87,12 @@ def test_where_a_range_lies() -> None:
     assert one.output.layout == "nchw"  # one image's channels lie side by side
     with pytest.raises(PlanError, match="features are fewer than src's"):
         FusionPlan.parse("f32[2x8x6x5] -> conv2d(16, kernel=1) -> within(15)")
+    last = FusionPlan.parse('f32[2x8x6x5] -> conv2d(16, kernel=1) -> within(64, layout="nhwc")')
+    assert last.output == plan.output
+    for layout in ("nwc", "bhwc", "nhcc"):
+        with pytest.raises(PlanError):
+            FusionPlan.parse(f'f32[2x8x6x5] -> conv2d(16, kernel=1) -> within(64, layout="{layout}")')
+    with pytest.raises(PlanError, match="layout has other axes than src"):
+        FusionPlan.parse('f32[2x8x6] -> linear(16) -> within(64, layout="bsc")')
     with pytest.raises(PlanError, match="within takes a tensor in a named layout"):
         FusionPlan.parse("f32[2x8, strides=9:1] -> within(10)")

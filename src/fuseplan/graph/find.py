@@ -16,7 +16,7 @@ from fuseplan.graph.fronts import Front, fronts, spines, src_of
 from fuseplan.graph.gates import of_halves, of_two
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.horizontal import together
-from fuseplan.graph.joins import in_place
+from fuseplan.graph.joins import as_given, in_place
 from fuseplan.graph.layer import Layer
 from fuseplan.graph.node import Node
 from fuseplan.graph.norms import in_order, spelled
@@ -393,7 +393,7 @@ class _Finder:
 
     def _keep(self, site: Site) -> None:
         if self.joins and not site.ranges:
-            site = in_place(self.graph, site, self._decided)
+            site = in_place(self.graph, as_given(self.graph, site, self._decided, self.last), self._decided)
         self.sites.append(site)
         self.tried.append(Attempt(site.nodes, str(site.plan), site.ended, is_site=True))
         self.claimed |= {id(node) for node in site.nodes}

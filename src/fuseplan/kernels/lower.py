@@ -38,8 +38,11 @@ def lower(match: Match) -> Kernel:
     """The kernel of a match: its centre, and the elementwise stages before and after it."""
     *others, last = match.steps
     kernel = _lowered(others if isinstance(last.op, RANGES) and others else match.steps)
-    if isinstance(last.op, Within) and last.dst.layout is None:
-        dst = kernel.dst if kernel.has_cells else last.src.canonical  # no reduction's template writes ranges
+    if isinstance(last.op, Within) and last.dst.layout != last.src.layout:
+        # No reduction's template writes ranges.
+        dst = kernel.dst if kernel.has_cells else last.src.canonical
+        if last.op.layout is not None:
+            dst = TensorSpec(dst.shape, dst.dtype, last.op.layout)
         kernel = replace(kernel, dst=dst, whole=last.op.features)
     if not match.opened:
         return kernel

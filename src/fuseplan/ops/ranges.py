@@ -22,16 +22,20 @@ class Within(Elementwise):
     conv2d(16, kernel=1) -> within(64)` writes the channels 16 to 31 of a f32[1x64x6x6, nhwc] where `out` is
     `whole[:, 16:32]`. Operators whose results are joined so write the whole tensor, and nothing is copied.
 
+    With a layout, the larger tensor has it, and not src's: `f32[1x3x8x8] -> conv2d(16, kernel=3) ->
+    within(16, layout="nhwc")` reads channels first and writes them last, in one kernel.
+
     It is a plan's last operator. src lies in a named layout.
     """
 
     features: int = count()
+    layout: str | None = None
 
     def output(self, src: TensorSpec) -> TensorSpec:
         """The same shape, with the strides of the whole tensor.
 
         Raises:
-            PlanError: src has more features, or strides without a name.
+            PlanError: src has more features, or strides without a name; the layout is not one of src's axes.
         """
         if src.layout is None or not src.shape:
             raise PlanError(f"{self.name} takes a tensor in a named layout", got=str(src))
@@ -40,8 +44,11 @@ class Within(Elementwise):
             raise refused(self.name, "features", "are fewer than src's", got=self.features, want=want)
         shape = list(src.shape)
         shape[src.channel_axis] = self.features
-        strides = src.with_shape(shape).element_strides
-        return TensorSpec(src.shape, src.dtype, strides=strides, names=src.names)
+        whole = src.with_shape(shape) if self.layout is None else TensorSpec(shape, src.dtype, self.layout)
+        if whole.names != src.names or not (self.layout is None or src.has_channel_names):
+            got, want = f"{shown(self.layout)} for {src}", "an order of n, c and spatial axes that src has"
+            raise refused(self.name, "layout", "has other axes than src", got=got, want=want)
+        return TensorSpec(src.shape, src.dtype, strides=whole.element_strides, names=src.names)
 
     def apply(self, x: Scalar) -> Scalar:
         return x
@@ -50,6 +57,7 @@ class Within(Elementwise):
     def samples(cls) -> Iterator[tuple[str, Op]]:
         yield "f32[3x5]", cls(7)
         yield "f32[2x5x3x7, nhwc]", cls(9)
+        yield "f32[2x5x3x7]", cls(5, "nhwc")
 
 
 @operator
