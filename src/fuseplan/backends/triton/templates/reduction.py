@@ -103,7 +103,10 @@ class GpuReduction(ReductionKnobs):
             may_meet = groups <= GROUPS and kernel.open_axis is None
             # ptxas spilled 31 KB of a single warp that merged the states of 32 programs.
             shared = min(target.processors // groups, blocks, MERGED * warps) if may_meet else 1
-            for programs in {1, 1 << max(0, shared.bit_length() - 1)}:
+            counts = {1, 1 << max(0, shared.bit_length() - 1)}
+            if not kernel.statistics:  # nobody waits
+                counts = {blocks} if warps >= LOOPING else set()
+            for programs in counts:
                 for lanes in _ways(cost, warps, each) if programs < blocks else (False,):
                     yield cls(rows, elements, programs, warps, lanes)
 

@@ -13,6 +13,7 @@ from fuseplan.backends.lattice import Lattice
 from fuseplan.backends.triton import model
 from fuseplan.backends.triton.index import ceil_div
 from fuseplan.backends.triton.resources import REGISTERS
+from fuseplan.backends.triton.templates.reduction_picks import picks
 from fuseplan.backends.triton.templates.reduction_sums import shared_columns, shares
 from fuseplan.backends.triton.templates.reduction_tiles import VECTOR, ReductionKnobs
 from fuseplan.kernels.kernel import Kernel
@@ -73,7 +74,8 @@ class Cost:
         self.kernel, self.target, self.lattice = kernel, target, Lattice(kernel)
         self.count, self.cells = self.lattice.element_count, self.lattice.cell_count
         self.memory = model.rates(target).memory
-        parts = [part for statistic in kernel.statistics for part in statistic.parts]
+        picked = picks(kernel, self.lattice)
+        parts = [part for each in kernel.statistics for part in each.parts if part.name not in picked]
         terms = [part.term for part in parts]
         later = [stage.expression for stage in kernel.epilogue]
         before = [formula for stage in kernel.prologue for formula in stage.expressions]

@@ -90,7 +90,9 @@ class PlacedWriter(Writer):
         text = f"({lane} * {vector} + tl.arange(0, {vector})[None, :])" if vector > 1 else lane
         return Index(text, 0, self.knobs.elements - 1, is_vector=True)
 
-    def _made(self, along: Mapping[str, Index], exists: Mask, part: int = 0) -> Tile:
+    def _made(
+        self, along: Mapping[str, Index], exists: Mask, part: int = 0, known: Mapping[str, str] | None = None
+    ) -> Tile:
         def load(leaf: str) -> str:
             name, (where, mask) = part_of(leaf)[0], self._where(leaf, along, exists, part)
             if name == INDEX:
@@ -100,7 +102,7 @@ class PlacedWriter(Writer):
             slot = Slot(name) if name == "src" else Slot("operand", name)
             return self._loaded(name, argument(slot), where, mask)
 
-        return Tile(along, exists, part, Leaves(load, self.known))
+        return Tile(along, exists, part, Leaves(load, self.known if known is None else known))
 
     def _loaded(self, name: str, pointer: str, where: Index, mask: Mask) -> str:
         is_src = name == "src"
