@@ -75,7 +75,7 @@ class Cost:
         self.count, self.cells = self.lattice.element_count, self.lattice.cell_count
         self.memory = model.rates(target).memory
         picked = picks(kernel, self.lattice)
-        parts = [part for each in kernel.statistics for part in each.parts if part.name not in picked]
+        parts = [part for each in kernel.statistics for part in each.parts if part not in picked]
         terms = [part.term for part in parts]
         later = [stage.expression for stage in kernel.epilogue]
         before = [formula for stage in kernel.prologue for formula in stage.expressions]

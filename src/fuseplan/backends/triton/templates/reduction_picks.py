@@ -1,16 +1,16 @@
-"""Parts of statistics that are one element's: a load takes the place of a sum of zeros and of that element."""
+"""Parts of statistics that are one element's: it is loaded, and no sum of it and zeros is taken."""
 
 from __future__ import annotations
 
 from fuseplan.backends.lattice import Lattice
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.language.dtypes import dtype_of
-from fuseplan.language.reduction import INDEX
+from fuseplan.language.reduction import INDEX, Part
 from fuseplan.scalar import Scalar, leaf, leaves_of, where
 
 
-def picks(kernel: Kernel, lattice: Lattice) -> dict[str, str]:
-    """The operand with each cell's index, by the name of the part that is the value of x there, or 0.
+def picks(kernel: Kernel, lattice: Lattice) -> dict[Part, str]:
+    """The parts that are the value of x at a cell's index, or 0, each with the operand that has the index.
 
     So is cross-entropy's logit of the target. The sum takes six instructions of an element's twenty.
     """
@@ -22,7 +22,7 @@ def picks(kernel: Kernel, lattice: Lattice) -> dict[str, str]:
         return {}
     whole = [op.key for op in kernel.operands if not (dtype_of(op.dtype).is_float or steps[op.key])]
     parts = [part for each in kernel.statistics for part in each.parts if part.join == "add"]
-    return {part.name: key for part in parts for key in whole if _is_value_at(part.term, key)}
+    return {part: key for part in parts for key in whole if _is_value_at(part.term, key)}
 
 
 def _is_value_at(term: Scalar, key: str) -> bool:

@@ -121,3 +121,11 @@ class PlacedWriter(Writer):
             else self.text.let(name, f"tl.load({address}{mask.guard()}{self.hint if is_src else ''})")
         )
         return self.storage.widen(dtype, loaded, name)
+
+    def _store(self, name: str, pointer: str, dtype: str, x: str, tile: Tile) -> None:
+        where, mask = self._where(name, tile.along, tile.exists, tile.part)
+        stored = self.storage.narrow(dtype, x)
+        address = pointer if where.constant == 0 else f"{pointer} + {where}"
+        one = where.constant is not None  # a tile of one number is stored at one address
+        value = f"tl.sum({stored})" if one else stored
+        self.text.line(f"tl.store({address}, {value}{mask.guard(other='')})")

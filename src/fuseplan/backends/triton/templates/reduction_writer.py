@@ -80,10 +80,6 @@ class ReductionWriter(PlacedWriter):
         most = max((len(self._parts(each)) for each in kernel.statistics), default=0)
         group = knobs.programs, int(self.groups.high), knobs.cells, most, self.compute
         self.meeting = Meeting(self.text, *group, repeats=False, meets=bool(kernel.statistics))
-        # Terms as dst has them: its exponentials are those of the statistic.
-        is_held = knobs.programs >= self.blocks and not self.meeting.is_needed and len(self.tile) == 1
-        settled = (part.settled for each in kernel.statistics for part in each.parts)
-        self.is_settled = is_held and not self.lattice.is_reduced and any(each is not None for each in settled)
         self.sums = ColumnSums(self.text, knobs, kernel, target, self.compute)
         self.fixed: Place | None = None  # where the elements lie, of programs that go through all tiles
         formulas = [stage.expression for stage in (*kernel.prologue, *kernel.epilogue)]
@@ -223,27 +219,25 @@ class ReductionWriter(PlacedWriter):
                     self._store(saved.key, argument(Slot("result", saved.key)), saved.dtype, x, tile)
         return x
 
-    def _store(self, name: str, pointer: str, dtype: str, x: str, tile: Tile) -> None:
-        where, mask = self._where(name, tile.along, tile.exists, tile.part)
-        stored = self.storage.narrow(dtype, x)
-        address = pointer if where.constant == 0 else f"{pointer} + {where}"
-        one = where.constant is not None  # a tile of one number is stored at one address
-        value = f"tl.sum({stored})" if one else stored
-        self.text.line(f"tl.store({address}, {value}{mask.guard(other='')})")
-
     # ---- statistics
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether terms are as dst has them: its exponentials are then those of the statistic."""
+        is_held = self.knobs.programs >= self.blocks and not self.meeting.is_needed and len(self.tile) == 1
+        settled = (part.settled for each in self.kernel.statistics for part in each.parts)
+        return is_held and not self.lattice.is_reduced and any(each is not None for each in settled)
 
     def _parts(self, statistic: Statistic) -> list[Part]:
         """The parts of a statistic's state."""
-        return [part for part in statistic.parts if part.name not in self.picks]
+        return [part for part in statistic.parts if part not in self.picks]
 
     def _read_picks(self) -> None:
         """The parts that are one element's, which is on its way while the others are read."""
-        parts = (part for each in self.kernel.statistics for part in each.parts if part.name in self.picks)
         known = {key: name for key, name in self.known.items() if key in self.kernel.parameters}
         last = self.lattice.element_count - 1
-        for part in parts:
-            place = self._made({}, ALL, known=known).leaves[self.picks[part.name]]
+        for part, key in self.picks.items():
+            place = self._made({}, ALL, known=known).leaves[key]
             at = self.text.let("picked", f"tl.minimum(tl.maximum({place}, 0.0), {last}.0).to(tl.int32)")
             along = self._steps("picked", self.lattice.elements, Index(at, 0, last, is_vector=True), "")
             tile = self._made(along, ALL, known=known)
