@@ -14,6 +14,7 @@ from fuseplan.backends.cpu.templates.reduction import Reduction
 from fuseplan.backends.triton.templates.reduction import GpuReduction
 from fuseplan.compile import compile as compile_plan
 from fuseplan.errors import PlanError
+from fuseplan.execution.stages import decide
 from fuseplan.kernels.lower import lower
 from fuseplan.kernels.match import match
 from fuseplan.kernels.target import parse_target
@@ -124,3 +125,16 @@ def test_a_gpus_softmax_of_infinities_and_nan(dtype: str, template: GpuReduction
     got, _ = interpret_all(template, kernel, parse_target("triton:sm_90"), {"src": src})
     want = torch.softmax(torch.from_numpy(src.astype(np.float64)), 1).numpy()
     np.testing.assert_allclose(got, want, rtol=1e-3 if dtype == "f16" else 1e-5, atol=1e-7)
+
+
+def test_two_rows_share_what_the_first_cache_does_not_hold() -> None:
+    """Scale and shift of 65,536 elements each, and no less; where there is a row besides."""
+    for plan, cells in (
+        ("bf16[4096x65536] -> layer_norm", 2),
+        ("bf16[4096x65536] -> rms_norm", 1),
+        ("bf16[8192x32768] -> layer_norm", 1),
+        ("bf16[1x65536] -> layer_norm", 1),
+    ):
+        chosen = decide(plan, "triton:sm_90").choice.template
+        assert isinstance(chosen, GpuReduction)
+        assert chosen.cells == cells, plan
