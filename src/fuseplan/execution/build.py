@@ -131,7 +131,7 @@ def build_sound(records: Records, *, use_cache: bool = True) -> tuple[Records, P
     made, faults = records, 0
     while True:
         try:
-            return made, build(made.choice, made.kernel, made.target, use_cache=use_cache)
+            program = build(made.choice, made.kernel, made.target, use_cache=use_cache)
         except UnsoundCodeError as error:
             choice = made.choice.without(error.what)
             if choice is None and faults:
@@ -140,6 +140,10 @@ def build_sound(records: Records, *, use_cache: bool = True) -> tuple[Records, P
             if choice is None:
                 raise
             made, faults = replace(made, choice=choice), faults + 1
+            continue
+        if faults and made.choice.keep is not None:
+            made.choice.keep(made.choice)
+        return made, program
 
 
 def _known(place: _Place) -> Program | None:
