@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ from fuseplan.backends import backend_of
 from fuseplan.backends.backend import Backend
 from fuseplan.execution.select import Choice, Weighed, behind, measured, preferring
 from fuseplan.kernels.kernel import Kernel
-from fuseplan.kernels.target import Target
+from fuseplan.kernels.target import Target, machine_text
 from fuseplan.kernels.template import Accuracy, Template
 from fuseplan.stores import cache, foreign
 from fuseplan.system.reading import json_of, record
@@ -47,8 +47,7 @@ def _kept(
     if toolchain is None or any(foreign.fingerprint(each) != "" for each in known):
         return choose()
     preferred = found.template if found else ""
-    machine = repr(asdict(replace(target, device=None)))
-    parts = ("choice", kernel.text, repr(accuracy), machine, toolchain, preferred)
+    parts = ("choice", kernel.text, repr(accuracy), machine_text(target), toolchain, preferred)
     made: list[Choice] = []
 
     def is_current(data: bytes) -> bool:
