@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from fuseplan.compile import CompiledPlan
 from fuseplan.execution.build import build
-from fuseplan.execution.select import Choice, Considered
+from fuseplan.execution.select import Considered, ranked
 from fuseplan.execution.stages import Records
 from fuseplan.kernels.lower import lower
 from fuseplan.kernels.match import match
@@ -39,6 +39,6 @@ def forced(
     refusal = refusal_of(plan, kind, target)
     assert refusal is None, f"{kind.name} refuses {plan}: {refusal}"
     chosen = template or next(iter(kind.candidates(kernel, target, "default")))
-    choice = Choice(chosen, (Considered(chosen.text, chosen.seconds(kernel, target)),))
+    choice = ranked(chosen, (Considered(chosen.text, chosen.seconds(kernel, target)),))
     records = Records(plan, target, "default", matched, kernel, choice)
     return CompiledPlan(records, build(choice, kernel, target, use_cache=False))

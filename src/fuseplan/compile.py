@@ -312,7 +312,7 @@ def compile(
     if not isinstance(cache, bool):
         raise ArgumentError(f"`cache` must be True or False; got {cache!r}")
     if tune is None:
-        records = decide(plan, target, threads=threads, accuracy=accuracy, template=template)
+        records = decide(plan, target, threads=threads, accuracy=accuracy, template=template, use_cache=cache)
     else:
         from fuseplan.tuning.tune import tuned_records
 

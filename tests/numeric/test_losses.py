@@ -15,9 +15,13 @@ from fuseplan.backends.cpu.templates.reduction import Reduction
 from fuseplan.backends.triton.templates.reduction import GpuReduction
 from fuseplan.errors import ArgumentError, PlanError
 from fuseplan.execution.stages import decide
+from fuseplan.kernels.lower import lower
+from fuseplan.kernels.match import match
+from fuseplan.kernels.target import parse_target
+from fuseplan.language.dtypes import dtype_of
 from fuseplan.measure.data import evaluated, random_arrays
 from fuseplan.plans.plan import FusionPlan
-from interpreted import assert_interpreted
+from interpreted import assert_interpreted, interpret_all
 
 TENSORS = ("3x5", "9x77", "2x6x7", "2x6x7, nwc", "2x5x3x7, nhwc", "2x5x3x7", "1x3x3x2x5")
 OPTIONS = ("", "label_smoothing=0.25", "ignore_index=2", "z_loss=0.125", "label_smoothing=1, ignore_index=1")
@@ -127,6 +131,51 @@ def test_a_gpus_text_in_the_interpreter(plan: str, place: int) -> None:
     records = decide(plan, "triton:sm_90")
     candidates = list(GpuReduction.candidates(records.kernel, records.target, "default"))
     assert_interpreted(plan, candidates[place], slack=64)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("plan", "template"),
+    [
+        ("f16[5x301] -> cross_entropy(index_dtype=i64, z_loss=0.5)", GpuReduction(1, 64, 1, 4, lanes=True)),
+        ("bf16[3x100] -> bias -> relu -> cross_entropy(label_smoothing=0.25)", GpuReduction(1, 32, 2, 4)),
+        ("f16[137x64] -> bias -> cross_entropy", GpuReduction(1, 64, 1, 1, resident=1, ahead=3)),
+        ("f32[2x5x3x7, nhwc] -> cross_entropy_gradient", GpuReduction(4, 8, 1, 4)),
+        ("f32[3x100] -> cross_entropy_backward", GpuReduction(1, 32, 4, 4)),
+        ("bf16[7x100] -> bias -> cross_entropy_backward", GpuReduction(2, 64, 2, 4)),
+    ],
+)
+def test_a_gpus_cuts_in_the_interpreter(plan: str, template: GpuReduction) -> None:
+    assert_interpreted(plan, template, slack=64)
+
+
+def test_a_gpu_loads_the_targets_logit() -> None:
+    """No sum of a row has it, where the row is one run of classes; a gradient alone has no groups to meet."""
+    for plan in ("bf16[64x512] -> cross_entropy", "bf16[8x9x30] -> cross_entropy"):
+        text = decide(plan, "triton:sm_90").source.text
+        assert "picked_0 = tl.minimum(" in text
+        assert text.count("tl.sum(") == 1  # of the exponentials
+    records = decide("bf16[64x9000] -> cross_entropy_backward", "triton:sm_90")
+    for candidate in records.choice.candidates:
+        assert isinstance(candidate, GpuReduction)
+        assert candidate.resident or candidate.elements * candidate.programs >= 9000
+        assert not candidate.emit(records.kernel, records.target).workspace(1)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16"])
+@pytest.mark.parametrize("template", [GpuReduction(1, 64, 1, 4), GpuReduction(2, 16, 1, 4, lanes=True)])
+def test_a_gpus_targets_that_are_no_class(dtype: str, template: GpuReduction) -> None:
+    plan = FusionPlan.parse(f"{dtype}[8x40] -> cross_entropy(index_dtype=i64)")
+    kernel, target = lower(match(plan)), parse_target("triton:sm_90")
+    src = np.random.default_rng(1).standard_normal((8, 40)).astype(dtype_of(dtype).array)
+    places = np.array([-100, -1, 40, 2**40, 3, 4, 5, 6])
+    src[4, 3], src[5, 9], src[6, 7], src[7] = -np.inf, np.inf, np.nan, -np.inf
+    loss, results = interpret_all(template, kernel, target, {"src": src, "target": places})
+    logits = torch.from_numpy(src.astype(np.float64))
+    want = cross_entropy(logits[4:], torch.from_numpy(places[4:]), reduction="none").numpy()
+    assert loss[0] == 0
+    assert np.isnan(loss[1:4]).all()
+    np.testing.assert_allclose(loss[4:].ravel(), want, rtol=1e-5)
+    np.testing.assert_allclose(results["lse"].ravel(), torch.logsumexp(logits, 1).numpy(), rtol=1e-3)
 
 
 def test_targets_that_are_no_class_and_logits_that_are_no_numbers() -> None:

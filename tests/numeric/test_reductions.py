@@ -334,6 +334,8 @@ INTERPRETED = (
     ("f32[3x100] -> argmax(1)", GpuReduction(1, 16, 2, 4, lanes=True)),
     ("bf16[2x6x5x40, bhsd] -> rms_norm -> rotary", GpuReduction(4, 16, 1, 4, lanes=True)),
     ("f32[2x6x5x7, nhwc] -> group_norm(2) -> silu", GpuReduction(2, 16, 1, 4, lanes=True)),
+    ("f16[9x40] -> scale -> softmax -> mul", GpuReduction(4, 64, 1, 4)),
+    ("bf16[9x64] -> log_softmax -> save(a) -> tanh", GpuReduction(1, 64, 1, 4)),
 )
 # Programs that go through all tiles, of which each has several.
 SHARED = (
@@ -349,6 +351,7 @@ SHARED = (
     ("f32[267x40] -> add -> save(sum) -> layer_norm", GpuReduction(2, 64, 1, 1, resident=1, ahead=3)),
     ("f32[137x30] -> cross_entropy", GpuReduction(1, 32, 1, 1, resident=1, ahead=3)),
     ("f64[140x20] -> softmax_backward", GpuReduction(1, 32, 1, 1, resident=1, ahead=3)),
+    ("bf16[140x60] -> softmax", GpuReduction(1, 64, 1, 1, resident=1, ahead=3)),
 )
 
 

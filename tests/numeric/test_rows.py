@@ -14,11 +14,14 @@ from fuseplan.backends.cpu.templates.reduction import Reduction
 from fuseplan.backends.triton.templates.reduction import GpuReduction
 from fuseplan.compile import compile as compile_plan
 from fuseplan.errors import PlanError
+from fuseplan.execution.stages import decide
 from fuseplan.kernels.lower import lower
 from fuseplan.kernels.match import match
+from fuseplan.kernels.target import parse_target
+from fuseplan.language.dtypes import dtype_of
 from fuseplan.measure.data import random_arrays
 from fuseplan.plans.plan import FusionPlan
-from interpreted import assert_interpreted
+from interpreted import assert_interpreted, interpret_all
 
 SHAPES = (
     "1x300",
@@ -110,3 +113,28 @@ def test_uneven_rows_and_operands_of_an_image(text: str) -> None:
 def test_channels_at_axis_1_are_not_rows() -> None:
     with pytest.raises(PlanError, match="layer_norm: it reads the last axis"):
         FusionPlan.parse("f32[2x5x7, ncw] -> layer_norm")
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16"])
+@pytest.mark.parametrize("template", [GpuReduction(1, 64, 1, 4), GpuReduction(1, 16, 1, 4, lanes=True)])
+def test_a_gpus_softmax_of_infinities_and_nan(dtype: str, template: GpuReduction) -> None:
+    """Where a row is held, dst has the exponentials of the sum, which is 0 of nothing but -inf."""
+    kernel = lower(match(FusionPlan.parse(f"{dtype}[5x40] -> softmax")))
+    src = np.random.default_rng(1).standard_normal((5, 40)).astype(dtype_of(dtype).array)
+    src[0, 3], src[1, 9], src[2, 7], src[3] = -np.inf, np.inf, np.nan, -np.inf
+    got, _ = interpret_all(template, kernel, parse_target("triton:sm_90"), {"src": src})
+    want = torch.softmax(torch.from_numpy(src.astype(np.float64)), 1).numpy()
+    np.testing.assert_allclose(got, want, rtol=1e-3 if dtype == "f16" else 1e-5, atol=1e-7)
+
+
+def test_two_rows_share_what_the_first_cache_does_not_hold() -> None:
+    """Scale and shift of 65,536 elements each, and no less; where there is a row besides."""
+    for plan, cells in (
+        ("bf16[4096x65536] -> layer_norm", 2),
+        ("bf16[4096x65536] -> rms_norm", 1),
+        ("bf16[8192x32768] -> layer_norm", 1),
+        ("bf16[1x65536] -> layer_norm", 1),
+    ):
+        chosen = decide(plan, "triton:sm_90").choice.template
+        assert isinstance(chosen, GpuReduction)
+        assert chosen.cells == cells, plan

@@ -17,6 +17,7 @@ from fuseplan.backends.triton.templates.product import Product
 from fuseplan.backends.triton.toolchain import types_of
 from fuseplan.errors import BuildError, UnsoundCodeError
 from fuseplan.execution.build import build_sound
+from fuseplan.execution.select import ranked
 from fuseplan.execution.stages import decide
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel
@@ -186,7 +187,7 @@ def test_where_no_code_passes_the_checks_the_last_fault_is_told(monkeypatch: pyt
 def test_behind_a_measured_choice_comes_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
     made, records = failing(monkeypatch), decide(SMALL, SM_90)
     every = records.choice.candidates
-    chosen = replace(decide(SMALL, SM_90, template=every[2].text).choice, candidates=every)
+    chosen = ranked(every[2], decide(SMALL, SM_90, template=every[2].text).choice.considered, every)
     with pytest.raises(UnsoundCodeError):
         build_sound(replace(records, choice=chosen), use_cache=False)
     assert made[:3] == [every[2], *every[:2]]

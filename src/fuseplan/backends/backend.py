@@ -133,10 +133,12 @@ class Backend(ABC):
     Attributes:
         name: the first word of its targets.
         summary: what it is, in a few words.
+        compiles_apart: whether `compile_all` has processes of its own.
     """
 
     name: ClassVar[str]
     summary: ClassVar[str]
+    compiles_apart: ClassVar[bool] = False
 
     @property
     @abstractmethod

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import struct
 import time
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from fuseplan.backends import backend_of
@@ -15,7 +16,7 @@ from fuseplan.errors import BuildError, UnsoundCodeError, counted
 from fuseplan.execution.select import Choice
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel
-from fuseplan.kernels.target import Target
+from fuseplan.kernels.target import Target, available_threads, machine_text
 from fuseplan.kernels.template import Template
 from fuseplan.stores import cache, foreign
 from fuseplan.system import limits
@@ -24,6 +25,7 @@ from fuseplan.system.locks import Lock
 if TYPE_CHECKING:
     from fuseplan.execution.stages import Records
 
+ALONE = 2  # kernels that this process compiles as soon as other processes have started
 _LENGTH = struct.Struct("<I")
 
 
@@ -131,7 +133,7 @@ def build_sound(records: Records, *, use_cache: bool = True) -> tuple[Records, P
     made, faults = records, 0
     while True:
         try:
-            return made, build(made.choice, made.kernel, made.target, use_cache=use_cache)
+            program = build(made.choice, made.kernel, made.target, use_cache=use_cache)
         except UnsoundCodeError as error:
             choice = made.choice.without(error.what)
             if choice is None and faults:
@@ -140,6 +142,10 @@ def build_sound(records: Records, *, use_cache: bool = True) -> tuple[Records, P
             if choice is None:
                 raise
             made, faults = replace(made, choice=choice), faults + 1
+            continue
+        if faults and made.choice.keep is not None:
+            made.choice.keep(made.choice)
+        return made, program
 
 
 def _known(place: _Place) -> Program | None:
@@ -197,6 +203,41 @@ def compile_all(
         yield source, code
 
 
+def build_ahead(every: Sequence[Records]) -> None:
+    """Compiles kernels for one target that are not on disk, many at once, so that `build` finds them there.
+
+    Those that fail are left to `build`, which tells why; so are all, where nothing can be kept, or where the
+    toolchain has no processes of its own. The longest source is compiled first: the time follows its length,
+    and on 16 cores the last one ends the wait. Of several processes that start at once, one compiles.
+    """
+    missing = _missing(every)
+    info = cache.cache_info() if len(missing) > ALONE else None
+    if info is None or info.path is None or info.problem is not None:
+        return
+    with cache.lock(cache.key_of("ahead")):
+        made = sorted(_missing(every), key=lambda each: -len(each.source.text))
+        pairs = [(each.kernel, each.choice.template) for each in made]
+        how = {"workers": min(len(pairs), available_threads()), "seconds": limits.COMPILER_SECONDS}
+        with contextlib.suppress(BuildError, OSError):  # no toolchain, or no more processes
+            for _ in compile_all(pairs, every[0].target, **how) if pairs else ():
+                pass
+
+
+def _missing(every: Sequence[Records]) -> list[Records]:
+    """The records of each kernel that is neither in this process nor on disk, one a kernel."""
+    found: dict[bytes, Records] = {}
+    for each in every:
+        backend = backend_of(each.target.backend)
+        key = (
+            _key(backend, each.choice.template, each.kernel, each.target) if backend.compiles_apart else None
+        )
+        if key is not None:
+            found.setdefault(key, each)
+    with _guard:
+        held = {key for key, _ in _programs}
+    return [each for key, each in found.items() if key not in held and not cache.holds(key)]
+
+
 def load(template: Template, kernel: Kernel, target: Target, source: Source, code: bytes) -> Program:
     """The program of code that `compile_all` gave, on a placed target of this machine.
 
@@ -218,8 +259,7 @@ def _key(backend: Backend, template: Template, kernel: Kernel, target: Target) -
     outside = foreign.fingerprint(type(template))
     if generator is None or toolchain is None or outside is None:
         return None
-    anywhere = replace(target, device=None)
-    return cache.key_of(kernel.text, repr(template), repr(asdict(anywhere)), generator, toolchain, outside)
+    return cache.key_of(kernel.text, repr(template), machine_text(target), generator, toolchain, outside)
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NamedTuple
 
 from fuseplan.backends import BACKENDS, backend_of
 from fuseplan.backends.backend import Backend
@@ -14,6 +14,7 @@ from fuseplan.kernels.target import Target, any_of
 from fuseplan.kernels.template import Accuracy, Template
 from fuseplan.messages.excerpt import shown
 from fuseplan.messages.reasons import Refusal, first_refusal
+from fuseplan.system.locks import cached_property
 
 if TYPE_CHECKING:
     from fuseplan.stores.tuned import Tuned
@@ -44,35 +45,63 @@ class Considered:
         }
 
 
+class Weighed(NamedTuple):
+    """What a choice was made among.
+
+    Attributes:
+        considered: each candidate, the chosen one first and then by estimate, after them the refusals, and
+            then the candidates whose code has a fault.
+        candidates: templates to choose from, by estimate: those that can run the kernel, or a named one.
+    """
+
+    considered: tuple[Considered, ...]
+    candidates: tuple[Template, ...]
+
+
 @dataclass(frozen=True)
 class Choice:
     """The template that runs the kernel, and all considered candidates and refusals.
 
     Attributes:
         template: the chosen one.
-        considered: each candidate, the chosen one first and then by estimate, after them the refusals, and
-            then the candidates whose code has a fault.
-        candidates: templates to choose from, by estimate: those that can run the kernel, or a named one.
+        seconds: the cost model's estimate of it.
+        weigh: what it was chosen among; a choice that was kept on disk weighs again when it is asked.
         tuned: the measurement behind the choice; None if the cost model or the caller chose.
         is_current: whether that measurement was made with the installed versions of the toolchain.
+        faults: which checks the code of the candidates failed that were chosen before.
+        keep: keeps another choice on disk in the place of this one; None where this one is not kept.
     """
 
     template: Template
-    considered: tuple[Considered, ...]
-    candidates: tuple[Template, ...] = ()
+    seconds: float
+    weigh: Callable[[], Weighed] = field(repr=False, compare=False)
     tuned: Tuned | None = None
     is_current: bool = False
+    faults: tuple[str, ...] = ()
+    keep: Callable[[Choice], object] | None = field(default=None, repr=False, compare=False)
+
+    @cached_property
+    def _weighed(self) -> Weighed:
+        return self.weigh()
 
     @property
-    def seconds(self) -> float:
-        """The cost model's estimate of the chosen one."""
-        return self.considered[0].seconds or 0.0
+    def considered(self) -> tuple[Considered, ...]:
+        """As `Weighed` has them."""
+        return self._weighed.considered
+
+    @property
+    def candidates(self) -> tuple[Template, ...]:
+        """As `Weighed` has them."""
+        return self._weighed.candidates
 
     def without(self, fault: str) -> Choice | None:
         """The next candidate's choice, where this one's code has a fault; None where none is left."""
         left = tuple(each for each in self.candidates if each != self.template)
         faulty, *others = self.considered
-        return Choice(left[0], (*others, replace(faulty, fault=fault)), left) if left else None
+        if not left:
+            return None
+        made = ranked(left[0], (*others, replace(faulty, fault=fault)), left)
+        return replace(made, faults=(*self.faults, fault), keep=self.keep)
 
     def __str__(self) -> str:
         return self.template.text
@@ -85,6 +114,13 @@ class Choice:
             "considered": [each.to_json() for each in self.considered],
             "tuned": {**self.tuned.to_json(), "is_current": self.is_current} if self.tuned else None,
         }
+
+
+def ranked(
+    template: Template, considered: tuple[Considered, ...], candidates: tuple[Template, ...] = ()
+) -> Choice:
+    """The choice of a template, which is the first considered."""
+    return Choice(template, considered[0].seconds or 0.0, lambda: Weighed(considered, candidates))
 
 
 def select(
@@ -112,11 +148,21 @@ def select(
     """
     text = _text_of(template, target)
     wanted, _, knobs = text.partition("(")
-    choice = _best(kernel, target, accuracy, _named(wanted, target), plan)
     if knobs:
-        named = _exactly(choice, text)
-        return replace(named, candidates=(named.template,))
-    return _measured(choice, kernel, target, accuracy) if tuned and not wanted else choice
+        named = _exactly(_best(kernel, target, accuracy, _named(wanted, target), plan), text)
+        return ranked(named.template, named.considered, (named.template,))
+    if wanted:
+        return _best(kernel, target, accuracy, _named(wanted, target), plan)
+    found = measured(kernel, target, accuracy) if tuned else None
+    return behind(found, preferring(found, kernel, target, accuracy, plan), target)
+
+
+def behind(found: Tuned | None, choice: Choice, target: Target) -> Choice:
+    """The choice, with the measurement behind it where it is that one's."""
+    if found is None or found.template != choice.template.text or choice.faults:
+        return choice
+    is_current = found.key.toolchain == backend_of(target.backend).fingerprint()
+    return replace(choice, tuned=found, is_current=is_current)
 
 
 def _text_of(template: str | None, target: Target) -> str:
@@ -136,16 +182,18 @@ def _text_of(template: str | None, target: Target) -> str:
     return text
 
 
-def _measured(choice: Choice, kernel: Kernel, target: Target, accuracy: Accuracy) -> Choice:
-    """The choice with the fastest measured candidate in front, if there is a measurement."""
+def measured(kernel: Kernel, target: Target, accuracy: Accuracy) -> Tuned | None:
+    """The fastest measured candidate, if there is a measurement."""
     from fuseplan.stores.tuned import lookup  # with all that reads files
 
-    toolchain = backend_of(target.backend).fingerprint
-    found = lookup(kernel, target, accuracy, toolchain)
-    if found is None or all(found.template != each.text for each in choice.candidates):
-        return choice
-    is_current = found.key.toolchain == toolchain()
-    return replace(_exactly(choice, found.template), tuned=found, is_current=is_current)
+    return lookup(kernel, target, accuracy, backend_of(target.backend).fingerprint)
+
+
+def preferring(found: Tuned | None, kernel: Kernel, target: Target, accuracy: Accuracy, plan: str) -> Choice:
+    """The choice among all templates, the measured candidate in front if it is one of theirs."""
+    choice = _best(kernel, target, accuracy, _named("", target), plan)
+    is_there = found is not None and any(found.template == each.text for each in choice.candidates)
+    return _exactly(choice, found.template) if found is not None and is_there else choice
 
 
 def _named(wanted: str, target: Target) -> tuple[type[Template], ...]:
@@ -163,7 +211,7 @@ def _exactly(choice: Choice, text: str) -> Choice:
     for place, (considered, candidate) in enumerate(zip(choice.considered, choice.candidates, strict=False)):
         if considered.template == text:
             rest = choice.considered[:place] + choice.considered[place + 1 :]
-            return Choice(candidate, (considered, *rest), choice.candidates)
+            return ranked(candidate, (considered, *rest), choice.candidates)
     listed = "\n  ".join(each.text for each in choice.candidates)
     raise ArgumentError(f"no candidate prints as {shown(text)}; for this plan there are\n  {listed}")
 
@@ -191,7 +239,7 @@ def _best(
     timed.sort(key=lambda pair: pair[0])
     passed = [Considered(template.text, seconds) for seconds, template in timed]
     refused = [Considered(refusal.tried, refusal=refusal) for refusal in refusals]
-    return Choice(timed[0][1], (*passed, *refused), tuple(template for _, template in timed))
+    return ranked(timed[0][1], (*passed, *refused), tuple(template for _, template in timed))
 
 
 def _options(target: Target, accuracy: Accuracy) -> str:

@@ -49,10 +49,12 @@ def decide(
     accuracy: Accuracy = "default",
     template: str | None = None,
     tuned: bool = True,
+    use_cache: bool = False,
 ) -> Records:
     """Takes a plan through the stages; no toolchain is needed, for any target.
 
-    Stored measurements decide between candidates unless `tuned` is False.
+    Stored measurements decide between candidates unless `tuned` is False. With `use_cache`, the choice among
+    all is looked for on disk, and kept there.
 
     Raises:
         PlanError: the text is no plan.
@@ -70,7 +72,12 @@ def decide(
     accuracy = checked_accuracy(accuracy)
     matched = match(plan)
     kernel = lower(matched)
-    choice = select(kernel, known, accuracy, template=template, tuned=tuned, plan=str(plan))
+    if use_cache and template is None and tuned:
+        from fuseplan.execution.kept import selected  # with all that reads files
+
+        choice = selected(kernel, known, accuracy, plan=str(plan))
+    else:
+        choice = select(kernel, known, accuracy, template=template, tuned=tuned, plan=str(plan))
     return Records(plan, known, accuracy, matched, kernel, choice)
 
 

@@ -14,6 +14,7 @@ from typing import Literal, get_args
 
 from fuseplan.backends import backend_of
 from fuseplan.errors import ArgumentError
+from fuseplan.execution.build import build_ahead
 from fuseplan.graph.cut import Cut, Site
 from fuseplan.graph.progress import Progress
 from fuseplan.graph.trial import Framework, forms_of, measured, problem_of
@@ -47,6 +48,9 @@ def chosen(cut: Cut, framework: Framework, mode: Mode, is_built: bool = True) ->
     """
     keys = [key_of(site, framework) for site in cut.sites]
     known = {key: found for key in keys if (found := sites.KEPT.records().get(key)) is not None}
+    if is_built:
+        ahead = (site for key, site in zip(keys, cut.sites, strict=True) if not _is_lost(known.get(key)))
+        build_ahead([site.built for site in ahead])
     if mode == "measured":
         known |= _measured(cut, keys, known, framework)
     kept, reverted = list[Site](), list[tuple[Site, Reason]]()
@@ -61,6 +65,11 @@ def chosen(cut: Cut, framework: Framework, mode: Mode, is_built: bool = True) ->
     left = {id(node): reason for site, reason in reverted for node in site.nodes}
     gone = (*cut.reverted, *(site for site, _ in reverted))
     return replace(cut, sites=tuple(kept), left={**cut.left, **left}, reverted=gone)
+
+
+def _is_lost(found: Measured | None) -> bool:
+    """Whether the framework has the site, by what was measured."""
+    return found is not None and bool(found.code)
 
 
 def left_whole(cut: Cut, reason: Reason) -> Cut:
@@ -114,7 +123,7 @@ def _applied(site: Site, found: Measured | None) -> tuple[Site, Reason | None]:
     """The site as it was measured, in its fastest form; why it is reverted, where it is."""
     if found is None:
         return site, None
-    if found.code:
+    if _is_lost(found):
         return replace(site, measured=found, others=()), Reason(Why.of(found.code), found.said)
     site = next((form for form in forms_of(site) if str(form.plan) == found.plan), site)
     return replace(site, measured=found, others=()), None

@@ -379,12 +379,13 @@ class _Finder:
     def _decided(self, plan: FusionPlan) -> Records | Unsupported:
         """The records of a plan; blocks that a model repeats are decided once."""
         text = str(plan)
-        if text not in self.known:
-            try:
-                self.known[text] = decide(plan, self.target, threads=self.threads, accuracy=self.accuracy)
-            except Unsupported as error:
-                self.known[text] = error
-        return self.known[text]
+        if text in self.known:
+            return self.known[text]
+        try:
+            made = decide(plan, self.target, threads=self.threads, accuracy=self.accuracy, use_cache=True)
+        except Unsupported as error:
+            return self.known.setdefault(text, error)
+        return self.known.setdefault(text, made)
 
     def _no(self, nodes: Nodes, reason: Reason, plan: str = "") -> Reason:
         """Keeps an attempt that makes no site, and gives its reason."""

@@ -7,7 +7,8 @@ from dataclasses import replace
 from functools import partial
 
 from fuseplan.errors import PlanError, Unsupported
-from fuseplan.execution.select import Choice, select
+from fuseplan.execution.kept import selected
+from fuseplan.execution.select import Choice
 from fuseplan.execution.stages import Records, decide
 from fuseplan.graph.cut import Cut, Site
 from fuseplan.graph.why import Reason, Why
@@ -76,7 +77,7 @@ class OpenKernels:
         try:
             plan = open_plan(site.plan, (0,))
             known = self._known.setdefault(str(plan), [])
-            base = known[0] if known else decide(plan, made.target, accuracy=made.accuracy)
+            base = known[0] if known else decide(plan, made.target, accuracy=made.accuracy, use_cache=True)
         except PlanError as error:
             return Reason(Why.REFUSED, error.what)
         except Unsupported as error:
@@ -94,6 +95,6 @@ class OpenKernels:
 def _chosen(base: Records, kernel: Kernel) -> Choice:
     """The choice for an extent; that for the representative where the extent is too small to tell."""
     try:
-        return select(kernel, base.target, base.accuracy, plan=str(base.plan))
+        return selected(kernel, base.target, base.accuracy, plan=str(base.plan))
     except Unsupported:
         return base.choice

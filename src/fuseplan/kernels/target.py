@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -159,6 +159,12 @@ def parse_target(text: str | Target) -> Target:
 def any_of(backend: str) -> Target:
     """Some machine of a backend, for questions that any can answer."""
     return next(kind for kind in KINDS.values() if kind.backend == backend)
+
+
+@cache
+def machine_text(target: Target) -> str:
+    """All that code may depend on: a target's fields, except which of several equal devices it is."""
+    return repr(asdict(replace(target, device=None)))
 
 
 def available_threads() -> int:

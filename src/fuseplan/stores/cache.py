@@ -160,6 +160,11 @@ def read(key: bytes, *, counts_miss: bool = True) -> bytes | None:
     return payload
 
 
+def holds(key: bytes) -> bool:
+    """Whether there is a file of a key; it may be damaged."""
+    return (where := folder()) is not None and _place(where, key).exists()
+
+
 def kept(
     make: Callable[[], bytes], *parts: str, is_current: Callable[[bytes], bool] = lambda _: True
 ) -> bytes:

@@ -15,7 +15,7 @@ from torch import fx
 
 from fuseplan.backward.value import Backward
 from fuseplan.errors import PlanError, Unsupported
-from fuseplan.execution.select import select
+from fuseplan.execution.kept import selected
 from fuseplan.graph.attention import are_repeated, attention
 from fuseplan.graph.layer import Planned
 from fuseplan.graph.type import Type
@@ -283,4 +283,4 @@ def is_fast(plan: FusionPlan, device: torch.device) -> bool:
     target, made = parse_target(target_of(device)[0]), plan.backward(WRT)
     kernels = [lower(match(each)) for each in (made.forward, *made.plans)]
     attending = [each for each in kernels if isinstance(each.centre, Attend | AttendGradient)]
-    return all(select(each, target).template.name.startswith("hopper") for each in attending)
+    return all(selected(each, target).template.name.startswith("hopper") for each in attending)

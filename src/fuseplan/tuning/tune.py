@@ -21,6 +21,7 @@ from fuseplan.errors import ArgumentError, BuildError, FuseplanError
 from fuseplan.execution.build import compile_all, load
 from fuseplan.execution.run import BoundPlan
 from fuseplan.execution.runner import runner_of
+from fuseplan.execution.select import ranked
 from fuseplan.execution.stages import Records, decide
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.target import Target, available_threads, parse_target
@@ -126,8 +127,9 @@ def measured(records: Records, how: Search) -> Tuned:
         BuildError: the toolchain is missing.
         MemoryError: the plan's tensors do not fit.
     """
-    short = shortlist(records.choice.candidates, how.most)
-    records = replace(records, choice=replace(records.choice, candidates=short))
+    choice = records.choice
+    short = shortlist(choice.candidates, how.most)
+    records = replace(records, choice=ranked(choice.template, choice.considered, short))
     ground = ground_of(records.plan, records.target)
     toolchain = backend_of(records.target.backend).fingerprint()
     assert toolchain is not None  # `undecided` saw to it

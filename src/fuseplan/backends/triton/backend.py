@@ -38,6 +38,7 @@ class TritonBackend(Backend):
 
     name = "triton"
     summary = "Triton generated for the plan, for NVIDIA and AMD GPUs"
+    compiles_apart = True
 
     @cached_property
     def templates(self) -> tuple[type[Template], ...]:

@@ -122,7 +122,7 @@ def table(
         compute: the compute dtype; that of `dtype` unless told.
     """
     known = Functions(text, namespace, dtype, compute or dtype_of(dtype).compute)
-    names = (*FUNCTIONS, *CASTS, "sigmoid", "one_plus_erf")
+    names = (*FUNCTIONS, *CASTS, "sigmoid", "one_plus_erf", "brief_exp")
     made = {"const": known.const} | {name: partial(known.apply, name) for name in names}
     words = Words(text, namespace, known.compute, made)
     return made | words.rows | {"random": words.random}

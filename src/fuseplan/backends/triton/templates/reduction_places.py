@@ -90,7 +90,9 @@ class PlacedWriter(Writer):
         text = f"({lane} * {vector} + tl.arange(0, {vector})[None, :])" if vector > 1 else lane
         return Index(text, 0, self.knobs.elements - 1, is_vector=True)
 
-    def _made(self, along: Mapping[str, Index], exists: Mask, part: int = 0) -> Tile:
+    def _made(
+        self, along: Mapping[str, Index], exists: Mask, part: int = 0, known: Mapping[str, str] | None = None
+    ) -> Tile:
         def load(leaf: str) -> str:
             name, (where, mask) = part_of(leaf)[0], self._where(leaf, along, exists, part)
             if name == INDEX:
@@ -100,7 +102,7 @@ class PlacedWriter(Writer):
             slot = Slot(name) if name == "src" else Slot("operand", name)
             return self._loaded(name, argument(slot), where, mask)
 
-        return Tile(along, exists, part, Leaves(load, self.known))
+        return Tile(along, exists, part, Leaves(load, self.known if known is None else known))
 
     def _loaded(self, name: str, pointer: str, where: Index, mask: Mask) -> str:
         is_src = name == "src"
@@ -119,3 +121,11 @@ class PlacedWriter(Writer):
             else self.text.let(name, f"tl.load({address}{mask.guard()}{self.hint if is_src else ''})")
         )
         return self.storage.widen(dtype, loaded, name)
+
+    def _store(self, name: str, pointer: str, dtype: str, x: str, tile: Tile) -> None:
+        where, mask = self._where(name, tile.along, tile.exists, tile.part)
+        stored = self.storage.narrow(dtype, x)
+        address = pointer if where.constant == 0 else f"{pointer} + {where}"
+        one = where.constant is not None  # a tile of one number is stored at one address
+        value = f"tl.sum({stored})" if one else stored
+        self.text.line(f"tl.store({address}, {value}{mask.guard(other='')})")

@@ -30,6 +30,7 @@ from fuseplan.backends.triton.resources import share
 from fuseplan.backends.triton.shell import of_launch, programs_of
 from fuseplan.backends.triton.storage import Storage, named
 from fuseplan.backends.triton.templates.normalization_meeting import Meeting
+from fuseplan.backends.triton.templates.reduction_picks import picks
 from fuseplan.backends.triton.templates.reduction_places import Place, PlacedWriter, hinted
 from fuseplan.backends.triton.templates.reduction_sums import ColumnSums, shared_columns, shares
 from fuseplan.backends.triton.templates.reduction_tiles import (
@@ -75,9 +76,10 @@ class ReductionWriter(PlacedWriter):
         self.reads_again = not self.lattice.is_reduced and knobs.programs < self.blocks
         reach = max(kernel.src.span, kernel.dst.span) + knobs.cells * knobs.elements
         self.is_wide = self.is_open or reach >= WIDE
-        most = max((len(each.parts) for each in kernel.statistics), default=0)
+        self.picks, self.picked = picks(kernel, self.lattice), dict[str, str]()
+        most = max((len(self._parts(each)) for each in kernel.statistics), default=0)
         group = knobs.programs, int(self.groups.high), knobs.cells, most, self.compute
-        self.meeting = Meeting(self.text, *group, repeats=False)
+        self.meeting = Meeting(self.text, *group, repeats=False, meets=bool(kernel.statistics))
         self.sums = ColumnSums(self.text, knobs, kernel, target, self.compute)
         self.fixed: Place | None = None  # where the elements lie, of programs that go through all tiles
         formulas = [stage.expression for stage in (*kernel.prologue, *kernel.epilogue)]
@@ -140,6 +142,9 @@ class ReductionWriter(PlacedWriter):
         self.cell = text.index("cell", cell)
         self.has_cell = text.mask("has_cell", self.cell < self.cells).at(self.down)
         self.at_cell = self._steps("cell", self.lattice.cells, self.cell, self.down)
+        self._read_picks()
+        if self.is_settled:
+            self.table = dict(once(self.table))
         self.hint = hinted("evict_last") if self.reads_again else ""
         held = self._tiles(self.member, keeps=True) if knobs.programs >= self.blocks else None
         for statistic in self.kernel.statistics:
@@ -173,7 +178,7 @@ class ReductionWriter(PlacedWriter):
         own = [key for key, at in keys.items() if any(axis.steps[at] for axis in self.lattice.cells)]
         if not own or self.knobs.programs < self.blocks:
             return []
-        terms = (part.term for each in self.kernel.statistics for part in each.parts)
+        terms = (part.term for each in self.kernel.statistics for part in self._parts(each))
         used = frozenset[str]().union(*map(leaves_of, terms))
         return sorted(each for each in used if part_of(each)[0] in keys)
 
@@ -214,15 +219,31 @@ class ReductionWriter(PlacedWriter):
                     self._store(saved.key, argument(Slot("result", saved.key)), saved.dtype, x, tile)
         return x
 
-    def _store(self, name: str, pointer: str, dtype: str, x: str, tile: Tile) -> None:
-        where, mask = self._where(name, tile.along, tile.exists, tile.part)
-        stored = self.storage.narrow(dtype, x)
-        address = pointer if where.constant == 0 else f"{pointer} + {where}"
-        one = where.constant is not None  # a tile of one number is stored at one address
-        value = f"tl.sum({stored})" if one else stored
-        self.text.line(f"tl.store({address}, {value}{mask.guard(other='')})")
-
     # ---- statistics
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether terms are as dst has them: its exponentials are then those of the statistic."""
+        is_held = self.knobs.programs >= self.blocks and not self.meeting.is_needed and len(self.tile) == 1
+        settled = (part.settled for each in self.kernel.statistics for part in each.parts)
+        return is_held and not self.lattice.is_reduced and any(each is not None for each in settled)
+
+    def _parts(self, statistic: Statistic) -> list[Part]:
+        """The parts of a statistic's state."""
+        return [part for part in statistic.parts if part not in self.picks]
+
+    def _read_picks(self) -> None:
+        """The parts that are one element's, which is on its way while the others are read."""
+        known = {key: name for key, name in self.known.items() if key in self.kernel.parameters}
+        last = self.lattice.element_count - 1
+        for part, key in self.picks.items():
+            place = self._made({}, ALL, known=known).leaves[key]
+            at = self.text.let("picked", f"tl.minimum(tl.maximum({place}, 0.0), {last}.0).to(tl.int32)")
+            along = self._steps("picked", self.lattice.elements, Index(at, 0, last, is_vector=True), "")
+            tile = self._made(along, ALL, known=known)
+            tile.leaves["x"] = tile.leaves["src"]
+            (tile,) = self._behind(self.kernel.prologue, [tile], keeps=False)
+            self.picked[part.name] = self._value(part.term, tile.leaves, tile.leaves["x"])
 
     def _state(self, statistic: Statistic, held: list[Tile] | None) -> State:
         """The state of a program's elements: names of columns with a row for each cell."""
@@ -231,7 +252,7 @@ class ReductionWriter(PlacedWriter):
             return self._merged(statistic, own, 1, "[:, :, None]") if len(self.tile) > 1 else own
         text, shape = self.text, (self.knobs.cells, *self.tile[:-1], 1)
         state: State = {}
-        for part in statistic.parts:
+        for part in self._parts(statistic):
             identity = self.table["const"](part.identity)
             state[part.name] = text.let(name_of(part), f"tl.full({shape}, {identity}, {self.compute})")
         keeps = statistic is self.kernel.statistics[0] and self.lattice.is_reduced
@@ -243,7 +264,7 @@ class ReductionWriter(PlacedWriter):
     def _merged(self, statistic: Statistic, states: State, axis: int, behind: str) -> State:
         """States along an axis as one."""
         made: State = {}
-        for part in statistic.parts:
+        for part in self._parts(statistic):
             own = part.corrected(states, made, self.table)
             joined = JOINED[part.join].format(term=own, axis=axis)
             made[part.name] = self.text.let(name_of(part), f"{joined}{behind}")
@@ -252,10 +273,13 @@ class ReductionWriter(PlacedWriter):
     def _joined(self, statistic: Statistic, tiles: list[Tile], state: State) -> State:
         """The numbers of tiles, joined to a state where there is one."""
         made: State = {}
-        table = once(self.table)
+        exact = once(self.table)
+        brief = {**exact, "exp": exact["brief_exp"]}
         for tile in tiles:
             tile.leaves.update(self.known)
-        for part in statistic.parts:
+        for part in self._parts(statistic):
+            # A sum of exponentials by their largest is 1 at least: terms below 2^-126 are nothing to it.
+            table = exact if part.moved is None or self.is_settled else brief
             joined = reduce(self.table[part.join], (self._term(part, tile, made, table) for tile in tiles))
             if state:
                 own = part.corrected(state, made, table)
@@ -274,7 +298,8 @@ class ReductionWriter(PlacedWriter):
             shape = (self.knobs.cells, *self.tile[:-1], 1)
             return self.text.let(name_of(part), f"tl.full({shape}, {number}, {self.compute})")
         tile.leaves.update(made)
-        term = self._value(part.term, tile.leaves, tile.leaves["x"], table)
+        formula = part.settled if self.is_settled and part.settled is not None else part.term
+        term = self._value(formula, tile.leaves, tile.leaves["x"], table)
         exists = self.text.both(self.has_cell & tile.exists)
         if exists:
             identity = self.table["const"](part.identity)
@@ -308,7 +333,7 @@ class ReductionWriter(PlacedWriter):
     def _numbers(self, statistic: Statistic, state: State) -> None:
         """The finished numbers, leaves of all formulas behind."""
         for name, formula in zip(statistic.names, statistic.numbers, strict=True):
-            self.known[name] = fold(dialect.simplified(formula), state, self.table)
+            self.known[name] = fold(dialect.simplified(formula), {**self.picked, **state}, self.table)
 
     # ---- dst
 
