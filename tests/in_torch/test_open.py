@@ -1,5 +1,6 @@
 """Modules and graphs with open extents: plans that hold for every extent, beside torch."""
 
+import copy
 import warnings
 from collections.abc import Iterator
 
@@ -168,3 +169,19 @@ def test_an_operand_of_other_extents_may_have_an_open_one(built: list[str]) -> N
             torch.testing.assert_close(made(rows, scale), module(rows, scale))
     assert len(built) == 1
     assert "linear(24) -> bias -> mul_along" in built[0]
+
+
+def test_a_plan_of_values_within_one_of_torchs_operators_stays_torchs() -> None:
+    """What such a plan reads, between the product and the bias of a convolution, no node of torch's makes."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.BatchNorm2d(6), nn.Conv2d(6, 8, 1, groups=2)).eval()
+    compiled = torch.compile(module, backend=compile_graph, dynamic=True)
+    wanted = copy.deepcopy(module).double()
+    with torch.no_grad():
+        for batch in (2, 3):
+            src = torch.randn(batch, 6, 5, 8)
+            with torch.autocast("cpu", torch.bfloat16):
+                made = compiled(src)
+            assert made.dtype == torch.bfloat16
+            torch.testing.assert_close(made.double(), wanted(src.double()), rtol=2e-2, atol=2e-2)

@@ -126,10 +126,13 @@ def parts_fit(steps: Sequence[Step], parted: Step) -> bool:
 
 
 def _seen(step: Step) -> tuple[int, ...] | None:
-    """The axes that an operator's statistics are over; None where these are not those of whole cells."""
+    """The axes that an operator's statistics are over; None where these are not those of whole cells.
+
+    None too where the operator makes one element of a cell: statistics behind it are of its elements alone.
+    """
     op, src = step.op, step.src
     assert isinstance(op, Normalization)  # by the caller
-    is_whole = op.per in ("row", "cell") and op.split(src) is None and not op.removes(src)
+    is_whole = op.per in ("row", "cell") and op.split(src) is None and step.dst.shape == src.shape
     is_whole = is_whole and not op.sums(step.leaves, src)
     return op.over(src) if is_whole else None
 

@@ -111,7 +111,6 @@ def fused(
         if other
         else {site.dst: Opened() for site in cut.sites}
     )
-    cut = _without(cut, Why.INNER_VALUE, lambda site: not {*site.results, *site.reads} <= found.makers.keys())
     cut = _without(cut, Why.OPEN_EXTENT, lambda site: site.dst not in opened)
     cut = _without(cut, Why.INDUCTOR, lambda site: not is_taken(site))
     if device.type == "cuda" and not ranges:
@@ -147,7 +146,7 @@ def _without_modes() -> AbstractContextManager[None]:
 def _found(
     given: fx.GraphModule, device: torch.device, joins: bool, **may: Any
 ) -> tuple[fx.GraphModule, ReadGraph, Cut]:
-    """A copy of a graph, what is read of it, and its plans."""
+    """A copy of a graph, what is read of it, and the plans between values that torch's nodes make."""
     target, threads = target_of(device)
     module = fx.GraphModule(given, _copied(given.graph))
     found = read(module, joins)
@@ -158,6 +157,7 @@ def _found(
     last = {name for name, node in found.makers.items() if _is_channels_last(node)}
     weights = _weights(found.graph)
     cut = find(found.graph, target, threads=threads, weights=weights, last=last, joins=joins, **may)
+    cut = _without(cut, Why.INNER_VALUE, lambda site: not {*site.results, *site.reads} <= found.makers.keys())
     return module, found, cut
 
 

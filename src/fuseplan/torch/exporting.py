@@ -37,6 +37,7 @@ from fuseplan.torch.written import (
     unpacked,
 )
 
+aten = torch.ops.aten
 COMPILED = 'torch.compile(module, backend="fuseplan") takes modules of any kind'
 NO_TREE = (
     "return tensors in tuples, lists or dicts: a model of transformers does with `config.use_cache = False`"
@@ -253,7 +254,7 @@ def _exported(
                 program = torch.export.export(
                     module, tuple(inputs), dict(kwargs), dynamic_shapes=dynamic_shapes, strict=False
                 )
-            program = program.run_decompositions({})
+            program = program.run_decompositions({aten.copy.default: _copied})
     except Exception as error:  # torch.export raises errors of many kinds, and prints its graph
         raise ArgumentError(f"torch.export does not take {_told(module, error)}") from error
     sys.stderr.write(said.getvalue())
@@ -274,6 +275,15 @@ def _exported(
     return Exported(program.graph_module, device, state, call.in_spec, call.out_spec, functions, ranges)
 
 
+def _copied(dst: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    """What `dst.copy_(src)` makes of dst, with its strides, by operators that have a derivative.
+
+    `aten.copy`, which an export writes for in-place operators on a part of a tensor, has none.
+    """
+    made = src.to(dst, non_blocking=non_blocking).expand(dst.shape)
+    return aten.slice_scatter.default(dst, made) if dst.ndim else made.clone()
+
+
 def _told(module: nn.Module, error: Exception) -> str:
     """The module, torch's reason, the line of the module's code that has it, and what to do."""
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0].partition(" If this type")[0]
@@ -290,5 +300,5 @@ def _told(module: nn.Module, error: Exception) -> str:
 def _unchecked(graph: fx.Graph) -> None:
     """Takes out checks of dtypes and devices: they hold for every call that has the form of the example."""
     for node in list(graph.nodes):
-        if node.target is torch.ops.aten._assert_tensor_metadata.default:
+        if node.target is aten._assert_tensor_metadata.default:
             graph.erase_node(node)
