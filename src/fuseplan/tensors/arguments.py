@@ -223,7 +223,7 @@ def result_buffer(
         ArgumentError: it has another shape, dtype or layout, or is read-only.
     """
     wanted = result.spec
-    buffer = view(value, result)
+    buffer = view(value, result).read_as(wanted.dtype)
     for is_right, what in (
         (buffer.shape == wanted.shape, "the wrong shape"),
         (buffer.dtype == wanted.dtype, "the wrong dtype"),
