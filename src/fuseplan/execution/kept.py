@@ -42,12 +42,16 @@ def _kept(
     choose: Callable[[], Choice], found: Tuned | None, kernel: Kernel, target: Target, accuracy: Accuracy
 ) -> Choice:
     backend = backend_of(target.backend)
-    toolchain = backend.fingerprint()
+    try:
+        toolchain = backend.fingerprint()
+    except ImportError:  # the build says what to install
+        return choose()
     known = vars(backend).get("templates", ())  # as far as they are loaded: only then are there others' ones
     if toolchain is None or any(foreign.fingerprint(each) != "" for each in known):
         return choose()
     preferred = found.template if found else ""
-    parts = ("choice", kernel.text, repr(accuracy), machine_text(target), toolchain, preferred)
+    extents = str(kernel.src.shape)  # an open axis has none in the text, and may have any in the estimate
+    parts = ("choice", kernel.text, extents, repr(accuracy), machine_text(target), toolchain, preferred)
     made: list[Choice] = []
 
     def is_current(data: bytes) -> bool:
