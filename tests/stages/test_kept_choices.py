@@ -157,6 +157,15 @@ def test_what_is_no_choice_is_made_again(
         assert place.read_bytes() == whole, "and is kept in its place"
 
 
+def test_extents_of_an_open_axis_have_choices_of_their_own() -> None:
+    records = decide("f32[*x64] -> matmul(256)", "cpu:avx2")
+    kernels = [records.kernel.with_extent(extent) for extent in (1, 4096)]
+    assert kernels[0].text == kernels[1].text
+    found = [kept_choices.selected(each, records.target).template for each in kernels]
+    assert found == [select.select(each, records.target).template for each in kernels]
+    assert found[0] != found[1]
+
+
 @pytest.mark.parametrize(
     "damage",
     [lambda data: b"", lambda data: data[:-1], lambda data: data + b" ", lambda data: b"x" + data[1:]],

@@ -228,9 +228,9 @@ def _missing(every: Sequence[Records]) -> list[Records]:
     found: dict[bytes, Records] = {}
     for each in every:
         backend = backend_of(each.target.backend)
-        key = (
-            _key(backend, each.choice.template, each.kernel, each.target) if backend.compiles_apart else None
-        )
+        if not backend.compiles_apart:
+            continue
+        key = _key(backend, each.choice.template, each.kernel, each.target)
         if key is not None:
             found.setdefault(key, each)
     with _guard:

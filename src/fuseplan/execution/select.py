@@ -46,7 +46,7 @@ class Considered:
 
 
 class Weighed(NamedTuple):
-    """What a choice was made among.
+    """The candidates and refusals of a choice.
 
     Attributes:
         considered: each candidate, the chosen one first and then by estimate, after them the refusals, and
@@ -65,7 +65,7 @@ class Choice:
     Attributes:
         template: the chosen one.
         seconds: the cost model's estimate of it.
-        weigh: what it was chosen among; a choice that was kept on disk weighs again when it is asked.
+        weigh: gives the candidates and refusals; for a choice from disk, they are estimated anew.
         tuned: the measurement behind the choice; None if the cost model or the caller chose.
         is_current: whether that measurement was made with the installed versions of the toolchain.
         faults: which checks the code of the candidates failed that were chosen before.

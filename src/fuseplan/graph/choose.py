@@ -68,7 +68,7 @@ def chosen(cut: Cut, framework: Framework, mode: Mode, is_built: bool = True) ->
 
 
 def _is_lost(found: Measured | None) -> bool:
-    """Whether the framework has the site, by what was measured."""
+    """Whether a measurement gave the site back to the framework."""
     return found is not None and bool(found.code)
 
 

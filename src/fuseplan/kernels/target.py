@@ -163,7 +163,7 @@ def any_of(backend: str) -> Target:
 
 @cache
 def machine_text(target: Target) -> str:
-    """All that code may depend on: a target's fields, except which of several equal devices it is."""
+    """The fields of a target that code may depend on: all but the number of the device."""
     return repr(asdict(replace(target, device=None)))
 
 

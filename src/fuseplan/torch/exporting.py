@@ -276,7 +276,7 @@ def _exported(
 
 
 def _copied(dst: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    """What `dst.copy_(src)` makes of dst, with its strides, by operators that have a derivative.
+    """The tensor that `dst.copy_(src)` leaves in dst, with its strides, by operators that have a derivative.
 
     `aten.copy`, which an export writes for in-place operators on a part of a tensor, has none.
     """

@@ -53,7 +53,7 @@ class Fit:
         between: seconds of a step besides the copies from there.
         reached: the share of the GPU's rate that products reach on full tiles, by arithmetic.
         half, single: measured over estimated seconds of 16-bit and of longer dtypes, geometric mean; of 16
-            bits in units of Hopper's estimates, which are 1.18 of what is measured.
+            bits in units of Hopper's estimates, which are 1.18 of the measured seconds.
         arriving: seconds of a sum in parts: to the second cache, and the last program's way there and back.
         finishing: seconds in which a warp finishes an element of a tile.
     """
@@ -68,7 +68,7 @@ class Fit:
     finishing: float = 0.0
 
 
-# What is said of 16 bits was fitted to 1,400 times of 37 random products and convolutions on an H200. Choices
+# The numbers of 16 bits were fitted to 1,400 times of 37 random products and convolutions on an H200. Choices
 # take 1.056 of the fastest, geometric mean, and 1.27 at worst; without `finishing` 1.098 and 1.47.
 _ROWS = Fit(
     0.7e-6,

@@ -112,10 +112,10 @@ class GpuReduction(ReductionKnobs):
             for programs in counts:
                 for lanes in _ways(cost, warps, each) if programs < blocks else (False,):
                     yield cls(rows, elements, programs, warps, lanes)
-            # With masks for a last block, two rows spill: 4,692 bytes at 70001 elements, 120 at 80000.
-            is_full = elements % TWO == 0 and count % (elements // TWO) == 0
             is_piece = rows == 1 < blocks and warps >= LOOPING and each <= LOOPED
-            if is_piece and is_full and cells > 1 and cost.passed and not lattice.inner:
+            # With masks for a last block, two rows spill: 4,692 bytes at 70001 elements, 120 at 80000.
+            is_full = is_piece and count % (elements // TWO) == 0
+            if is_full and cells > 1 and cost.passed and not lattice.inner:
                 yield cls(TWO, elements // TWO, 1, warps, lanes=True)
 
     @classmethod

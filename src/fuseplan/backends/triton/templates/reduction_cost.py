@@ -38,8 +38,8 @@ TILE, NEXT, JOINS, FIRST = 0.342e-6, 0.0037e-6, 0.0042e-6, 0.174
 MOVED, STREAMED, CUT = 1.04, 1.046, 1.03
 SERVED = 0.607  # of the second cache holds rows that are read again
 BEYOND = 4.29  # times that share more, and it holds none of them
-# Bytes of the first cache; and of a byte's time, what one takes that each tile reads past it: layer norms of
-# rows of 65,536 take 366 to 382 us on an H200, and 339 where two rows share a tile; RMS norms 297.
+# Bytes of the first cache, and the share of a byte's time for a byte that each tile reads past it: layer
+# norms of rows of 65,536 take 366 to 382 us on an H200, and 339 where two rows share a tile; RMS norms 297.
 FIRST_CACHE, PASSED = 256 << 10, 0.15
 PASSING = 1.4  # bytes that are read again lose their place to one that is read or written once
 STEEP = 2.67  # of the norm of these times
@@ -115,7 +115,7 @@ class Cost:
     def registers(self, each: float, *, is_whole: bool) -> float:
         """What a thread needs for so many elements of a tile, nearly."""
         beside, src, own, later, first = WHOLE if is_whole else PIECE
-        # Of pieces, what is read before the statistics too: it spilled 80 bytes, and took 717 us for 655.
+        # Pieces hold operands of the prologue too: a tile chosen without took 717 us, not 655.
         held = src + PLACED * self.chooses_places + own * (self.own if is_whole else self.own + self.before)
         held += later * self.shared[False] + first * self.shared[True]
         return beside + each * held * self.words

@@ -1,4 +1,4 @@
-"""Parts of statistics that are one element's: it is loaded, and no sum of it and zeros is taken."""
+"""Parts of statistics that are the value of one element, which is loaded instead of summed with zeros."""
 
 from __future__ import annotations
 
