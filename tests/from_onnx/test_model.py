@@ -238,6 +238,22 @@ def test_control_flow_reads_values_from_outside() -> None:
     ]
 
 
+def test_control_flow_reads_a_value_that_another_one_stands_for() -> None:
+    """An Identity keeps its name where an inner graph reads it, and what reads the branches has a type."""
+    node = helper.make_node
+    told, other = (helper.make_empty_tensor_value_info(name) for name in "te")
+    then = helper.make_graph([node("Relu", ["same"], ["t"])], "then", [], [told])
+    els = helper.make_graph([node("Neg", ["same"], ["e"])], "else", [], [other])
+    nodes = [
+        node("Identity", ["x"], ["same"], "identity"),
+        node("If", ["c"], ["v"], "branch", then_branch=then, else_branch=els),
+        node("Tanh", ["v"], ["y"], "tanh"),
+    ]
+    proto = model(nodes, {"x": [3, 4]}, ["y"], {"c": np.array(False)})
+    ours = check(proto, {"x": RNG.standard_normal((3, 4)).astype(np.float32)})
+    assert plans(ours, {"x": np.zeros((3, 4), np.float32)}) == ["f32[3x4] -> tanh"]
+
+
 def test_shapes_that_data_decide_are_left_to_onnx() -> None:
     node = helper.make_node
     nodes = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnxruntime
 import pytest
-from onnx import helper
+from onnx import TensorProto, helper
 
 import fuseplan.onnx
 from onnx_models import RNG, model, positive, weights
@@ -45,6 +45,20 @@ def test_norms_of_channels(kind: str, opset: int, numbers: int, attributes: dict
     assert {row.name: row.state for row in ours.report().operators} == {"norm": "fused", "relu": "fused"}
     given = {"x": weights(2, 6, 5, 7)}
     np.testing.assert_allclose(ours.run(None, given)[0], ours.peer(given)()[0], rtol=2e-5, atol=2e-6)
+
+
+def test_numbers_in_f64_are_those_of_files() -> None:
+    """ONNX's numbers are f32, its defaults too: an epsilon of 1e-5 is 2.5e-13 away from that in f64."""
+    for attributes in ({}, {"epsilon": 1e-5}):
+        node = helper.make_node("LayerNormalization", ["x", "s"], ["y"], **attributes)
+        proto = model([node], {"x": [4, 6]}, ["y"], {"s": weights(6).astype(np.float64)})
+        for each in (*proto.graph.input, *proto.graph.output):
+            each.type.tensor_type.elem_type = TensorProto.DOUBLE
+        x = 1e-3 * RNG.standard_normal((4, 6))
+        ours = fuseplan.onnx.load(proto, threads=1)
+        (want,) = onnxruntime.InferenceSession(proto.SerializeToString()).run(None, {"x": x})
+        np.testing.assert_allclose(ours.run(None, {"x": x})[0], want, rtol=1e-13)
+        assert ours.report().operators[0].state == "fused"
 
 
 @pytest.mark.parametrize(

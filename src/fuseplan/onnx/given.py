@@ -95,12 +95,13 @@ class Given:
         return None if values is None else tuple(values)
 
     def attribute(self, name: str, default: Any) -> Any:
-        """An attribute's value; a text as such; f32's shortest decimal, where the node's dtype is shorter."""
+        """An attribute's value; a text as such; a number of f32, by its shortest decimal unless for f64."""
         value = self._attributes.get(name, default)
         if isinstance(value, bytes):
             return value.decode()
-        if isinstance(value, float) and np.isfinite(value) and self.type().dtype != "f64":
-            return float(str(np.float32(value)))
+        if isinstance(value, float) and np.isfinite(value):
+            number = np.float32(value)  # as files hold it, and as ONNX's defaults are
+            return float(number) if self.type().dtype == "f64" else float(str(number))
         return value
 
     def wants(self, count: int) -> None:

@@ -127,8 +127,10 @@ class _Reader:
     same: dict[str, str] = field(default_factory=dict)  # results that are other values
     protos: dict[str, Any] = field(default_factory=dict)
     opsets: dict[str, int] = field(init=False)
+    inside: set[str] = field(init=False)  # values that inner graphs read, by their names in the model
 
     def __post_init__(self) -> None:
+        self.inside = {name for node in self.model.graph.node for name in read_inside(node.attribute)}
         self.opsets = {each.domain: each.version for each in self.model.opset_import}
         self.opsets.setdefault("", self.opsets.get("ai.onnx", 1))
 
@@ -158,7 +160,7 @@ class _Reader:
         if repeated:
             raise PlanError(f"{origin.name} ({origin.kind}): there is a value {repeated[0]} already")
         inside = dict.fromkeys(read_inside(node.attribute))
-        inputs = [self.same.get(name, name) for name in (*node.input, *inside)]
+        inputs = [*(self.same.get(name, name) for name in node.input), *inside]
         if self._folded(node, origin, inputs):
             return
         reason = self.leave(origin)
@@ -194,6 +196,8 @@ class _Reader:
         ) as error:  # of numbers that make no sense
             return Reason(Why.UNREADABLE, f"{node.op_type}: {error}")
         results = (result,) if isinstance(result, str) else result
+        if not given.added and node.output[0] in self.inside:
+            return Reason(Why.NOT_IN_TABLE, f"{node.op_type}, whose result an inner graph reads by its name")
         if not given.added:
             self.same[node.output[0]] = results[0]
             self.parts.folded.append(origin)
@@ -241,10 +245,7 @@ class _Reader:
         return reference(self.model, node, [constants[name] for name in distinct.values() if name])
 
     def _left(self, node: Any, origin: Origin, inputs: list[str], reason: Reason | None) -> None:
-        """Adds a node as ONNX's; inner graphs read values by the names that they have in the model."""
-        for name in inputs[len(node.input) :]:
-            if name in self.same:
-                raise PlanError(f"{origin.name}: its inner graph reads {name}, which was taken away")
+        """Adds a node as ONNX's."""
         results = self._inferred(node, inputs)
         is_readable = reason is None or reason.why is not Why.UNREADABLE
         if is_readable and any(each.name == "ceil_mode" and each.i for each in node.attribute):
@@ -261,7 +262,8 @@ class _Reader:
         if not defs.has(node.op_type, version, domain):
             return unknown
         types, data = {}, {}
-        for name, renamed in zip(node.input, inputs, strict=False):
+        inside = inputs[len(node.input) :]  # inner graphs have no other names for them
+        for name, renamed in zip((*node.input, *inside), inputs, strict=True):
             made = proto_of_type(self.types[renamed]) if name else None
             if name and made is None:
                 return unknown
