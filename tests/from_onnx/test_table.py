@@ -47,6 +47,17 @@ def test_norms_of_channels(kind: str, opset: int, numbers: int, attributes: dict
     np.testing.assert_allclose(ours.run(None, given)[0], ours.peer(given)()[0], rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.parametrize("shape", [(2, 8, 8, 8), (4, 7, 1), (5, 8, 8)])
+def test_a_product_of_rows_with_a_constant_for_each_element(shape: tuple[int, ...]) -> None:
+    """With channels first the product would be along another axis."""
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["p"]), helper.make_node("Add", ["p", "c"], ["y"])]
+    stored = {"w": weights(shape[-1], shape[-1]), "c": weights(*shape)}
+    ours = fuseplan.onnx.load(model(nodes, {"x": shape}, ["y"], stored), threads=1)
+    given = {"x": weights(*shape)}
+    np.testing.assert_allclose(ours.run(None, given)[0], ours.peer(given)()[0], rtol=2e-5, atol=2e-6)
+    assert [row.state for row in ours.report().operators] == ["fused", "fused"]
+
+
 def test_numbers_in_f64_are_those_of_files() -> None:
     """ONNX's numbers are f32, its defaults too: an epsilon of 1e-5 is 2.5e-13 away from that in f64."""
     for attributes in ({}, {"epsilon": 1e-5}):
