@@ -95,6 +95,19 @@ def test_any_dtype_and_size_is_read(tmp_path: Path) -> None:
         np.testing.assert_array_equal(read[name], array)
 
 
+def test_tensors_without_elements_have_no_data_outside(tmp_path: Path) -> None:
+    """Their length is 0, which of others means the rest of the file."""
+    tensors = [numpy_helper.from_array(np.ones(shape, np.float32), f"t{shape}") for shape in ((0, 2), 3)]
+    nodes = [helper.make_node("Concat", ["x", "t(0, 2)"], ["y"], axis=0)]
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 2])]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)]
+    graph = helper.make_graph(nodes, "g", inputs, outputs, tensors)
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    path, x = tmp_path / "model.onnx", np.ones((1, 2), np.float32)
+    onnx.save_model(proto, path, save_as_external_data=True, location="data", size_threshold=0)
+    np.testing.assert_array_equal(fuseplan.onnx.load(path, threads=1).run(None, {"x": x})[0], x)
+
+
 def test_a_file_that_changes_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     onnx.save(chain(1), path)

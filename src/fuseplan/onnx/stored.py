@@ -80,6 +80,8 @@ def array_of(tensor: Any) -> Tensor:
     place, offset = told["location"], int(told["offset"])
     dtype = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.data_type))
     shape = tuple(tensor.dims)
+    if 0 in shape:
+        return np.empty(shape, dtype)  # a length of 0 is the file's rest
     if int(told["length"]) != dtype.itemsize * int(np.prod(shape, dtype=object)):
         raise ArgumentError(
             f"{place}: {tensor.name} has {told['length']} bytes, which are no {dtype}{list(shape)}"
