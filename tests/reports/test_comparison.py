@@ -94,5 +94,9 @@ def test_distances() -> None:
     assert distance(one, np.array([1, 1, 2.0])) == 0.5
     assert distance(one, np.array([1, 1, np.nan])) == np.inf
     assert distance(one, np.ones(4)) == np.inf
+    ends = np.array([1, np.inf, np.nan])
+    assert distance(ends, ends) == 0
+    assert distance(np.array([1, -np.inf, np.nan]), ends) == np.inf
+    assert distance(np.array([1, np.nan, np.nan]), ends) == np.inf
     assert distance(np.array([1, 2]), np.array([1, 2])) == 0
     assert distance([1], [1]) == 0
