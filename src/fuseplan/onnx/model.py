@@ -224,7 +224,7 @@ class OnnxModel:
         return input_types(self._proto, 1)
 
     def exact(self, input_feed: Mapping[str, Any]) -> list[Any]:
-        """All outputs in float64, operator by operator; others than ours by ONNX's reference evaluator.
+        """All outputs in float64, operator by operator; others than ours by ONNX Runtime, if it can.
 
         Raises:
             ArgumentError: as for `run`.

@@ -21,7 +21,7 @@ from fuseplan.graph.why import Reason, Why
 from fuseplan.onnx.given import Given, LeftError
 from fuseplan.onnx.protos import foreign, proto_of_type, read_inside, type_of_proto
 from fuseplan.onnx.rows import rounded_up
-from fuseplan.onnx.runtime import reference
+from fuseplan.onnx.runtime import computed
 from fuseplan.onnx.stored import array_of
 from fuseplan.onnx.table import OLDER, TABLE
 from fuseplan.system import limits
@@ -242,7 +242,8 @@ class _Reader:
         is_view = node.domain in OWN and node.op_type in VIEWS
         if not is_view and any(made.nbytes > limits.FOLDED_BYTES for made in self._inferred(node, inputs)):
             return None
-        return reference(self.model, node, [constants[name] for name in distinct.values() if name])
+        values = [constants[name] for name in distinct.values() if name]
+        return computed(self.model, node, values, is_view)
 
     def _left(self, node: Any, origin: Origin, inputs: list[str], reason: Reason | None) -> None:
         """Adds a node as ONNX's."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -31,6 +32,18 @@ DIFFERENT: dict[str, Callable[[Any], bool]] = {
     "Attention": lambda node: len(node.output) > 3,
     "MaxUnpool": lambda node: len(node.input) > 2,
     "Resize": lambda node: any(each.s == b"align_corners" for each in node.attribute),
+}
+# And those of which ONNX's reference evaluator of onnx 1.23 does, by node and opset.
+UNLIKE: dict[str, Callable[[Any, int], bool]] = {
+    **dict.fromkeys(("GlobalMaxPool", "Hardmax", "LpNormalization", "LRN"), lambda node, opset: True),
+    **dict.fromkeys(("LogSoftmax", "Softmax"), lambda node, opset: opset < 13),
+    "BatchNormalization": lambda node, opset: opset < 14,
+    **dict.fromkeys(
+        ("AveragePool", "ConvTranspose", "LpPool", "MaxPool"),
+        lambda node, _: any(
+            each.s.startswith(b"SAME") or each.name == "ceil_mode" for each in node.attribute
+        ),
+    ),
 }
 
 
@@ -105,11 +118,27 @@ class Onnx:
         for name in (*inputs, *unit.writes):
             if graph.types[name].dtype not in KNOWN:
                 raise BuildError(f"{name} has a type that it does not take, or that nothing tells")
-        for node in model.graph.node:
-            if node.op_type in DIFFERENT and DIFFERENT[node.op_type](node):
-                raise BuildError(f"its {node.op_type} gives another result than ONNX defines")
+        _check(model, _differs)
         run = runtime_of(model, self._threads)
         return lambda values: run(unit.writes, dict(zip(inputs, values, strict=True)))
+
+
+def _check(model: Any, is_different: Callable[[Any], bool]) -> None:
+    """Refuses operators whose results are others than ONNX defines; a BuildError."""
+    for node in model.graph.node:
+        if is_different(node):
+            raise BuildError(f"its {node.op_type} gives another result than ONNX defines")
+
+
+def _differs(node: Any) -> bool:
+    return node.op_type in DIFFERENT and DIFFERENT[node.op_type](node)
+
+
+def _reference_of(model: Any) -> ReferenceEvaluator:
+    """ONNX's reference evaluator of a model."""
+    opset = max((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), default=1)
+    _check(model, lambda node: node.op_type in UNLIKE and UNLIKE[node.op_type](node, opset))
+    return ReferenceEvaluator(model)
 
 
 def runtime_of(model: Any, threads: int) -> Callable[[Sequence[str], Mapping[str, Any]], Sequence[Any]]:
@@ -149,15 +178,15 @@ def session_of(model: Any, threads: int, *, profiled: str = "") -> Any:
 
 
 def evaluator(model: Any) -> Callable[[Node, Sequence[Any]], Sequence[Any]]:
-    """What evaluates a node in float64: ONNX's reference evaluator, else ONNX Runtime, at last in float32."""
+    """What evaluates a node in float64: ONNX Runtime, else ONNX's reference evaluator, else in float32."""
 
     def run(node: Node, given: Sequence[Any]) -> Sequence[Any]:
         values = {name: value for name, value in zip(node.inputs, given, strict=True) if name}
         narrow = {name: _cast(value, np.float64, np.float32) for name, value in values.items()}
         proto, problems = proto_of_node(node), list[str]()
         ways = (
-            (REFERENCE, _by_reference, values),
             (RUNTIME, _by_runtime, values),
+            (REFERENCE, _by_reference, values),
             (RUNTIME, _by_runtime, narrow),
         )
         for name, way, taken in ways:
@@ -222,7 +251,7 @@ def problem(name: str, error: Exception) -> str:
 
 
 def _reference(unit: Unit, model: Any, inputs: Sequence[str]) -> Run:
-    evaluator = ReferenceEvaluator(model)
+    evaluator = _reference_of(model)
     wanted = list(unit.writes)
 
     def run(values: Sequence[Any]) -> Sequence[Any]:
@@ -257,13 +286,17 @@ def _told(name: str, made: Type) -> Any:
     return onnx.ValueInfoProto(name=name) if found is None else helper.make_value_info(name, found)
 
 
-def reference(model: Any, node: Any, given: Sequence[Tensor]) -> list[Any] | None:
-    """The results of a node by ONNX's reference evaluator; None where it does not know the operator."""
+def computed(model: Any, node: Any, given: Sequence[Tensor], is_view: bool) -> list[Any] | None:
+    """The results of a node on constants, by what would run it; a view's in no memory of their own.
+
+    None where nothing runs it.
+    """
     values = dict(zip(dict.fromkeys(filter(None, node.input)), given, strict=True))
-    try:
-        return _by_reference(_single(model, node, values), values)
-    except Exception:
-        return None
+    single = _single(model, node, values)
+    for way in (_by_reference,) if is_view else (_by_runtime, _by_reference):
+        with contextlib.suppress(Exception):
+            return way(single, values)
+    return None
 
 
 def _single(model: Any, node: Any, values: Mapping[str, Any]) -> Any:
@@ -279,11 +312,15 @@ def _single(model: Any, node: Any, values: Mapping[str, Any]) -> Any:
 
 def _by_reference(single: Any, values: Mapping[str, Any]) -> list[Any]:
     with np.errstate(all="ignore"):
-        return _placed(single, [*map(_array, ReferenceEvaluator(single).run(None, dict(values)))])
+        return _placed(single, [*map(_array, _reference_of(single).run(None, dict(values)))])
 
 
 def _by_runtime(single: Any, values: Mapping[str, Any]) -> list[Any]:
-    return _placed(single, session_of(single, 1).run(None, dict(values)))
+    _check(single, _differs)
+    session = session_of(single, 1)
+    if any("float8" in each.type for each in session.get_outputs()):
+        raise BuildError("its arrays of fp8 are bits")
+    return _placed(single, session.run(None, dict(values)))
 
 
 def _placed(single: Any, made: Sequence[Any]) -> list[Any]:
