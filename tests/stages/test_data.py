@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 import torch
 
+import fuseplan
 from fuseplan.errors import ArgumentError
 from fuseplan.language.dtypes import dtype_of
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.measure.data import INPUTS, deviation, evaluated, laid_out, random_arrays, reference, stored
+from fuseplan.measure.ground import first_wrong, ground_of
 from fuseplan.measure.spaces import torch_dtype
 from fuseplan.op import Op
 from fuseplan.ops import OPERATORS
@@ -133,6 +135,25 @@ def test_deviation_sees_what_is_not_finite_and_another_shape() -> None:
     assert deviation(np.ones(3), np.ones(2)) == np.inf
 
 
+@pytest.mark.parametrize(
+    ("dtype", "want", "right", "wrong"),
+    [
+        ("f8e4m3", 1891.0, 448.0, 416.0),  # saturates
+        ("f8e5m2", 1e6, np.inf, 57344.0),
+        ("f16", 1e6, np.inf, 65504.0),
+        ("f16", -1e6, -np.inf, np.inf),
+        ("f16", 1.4e-6, 1.5e-6, 5e-6),  # its least number is 6e-8
+        ("f32", 1e-140, 0.0, 1e-38),
+        ("f32", 3.0, 3.0, 2.9),
+    ],
+)
+def test_numbers_that_a_dtype_does_not_hold(dtype: str, want: float, right: float, wrong: float) -> None:
+    """float64 holds them: right is what the dtype makes of them."""
+    for value, least, most in ((right, 0.0, 1e-3), (wrong, 1e-2, np.inf)):
+        made = stored(TensorSpec((2,), dtype), np.array([value, 0.0]))
+        assert least <= deviation(made, np.array([want, 0.0]), dtype=dtype) <= most
+
+
 @pytest.mark.parametrize("kind", OPERATORS, ids=lambda kind: kind.name)
 def test_the_meaning_on_torch_tensors_is_that_on_arrays(kind: type[Op]) -> None:
     for text, op in kind.samples():
@@ -149,3 +170,21 @@ def test_the_meaning_on_torch_tensors_is_that_on_arrays(kind: type[Op]) -> None:
         assert made.keys() == results.keys()
         for theirs, ours in zip((got, *made.values()), (out, *results.values()), strict=True):
             np.testing.assert_allclose(theirs.numpy(), ours, rtol=1e-12, atol=1e-12, err_msg=f"{plan}")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "f32[16x64] -> quantize(f8e4m3) -> sum",  # of 1,024, saturated at 448
+        'f16[9x300] -> elementwise("x * 2000") -> sum(-1)',
+        "f32[4x500] -> prod(-1)",
+    ],
+)
+def test_results_outside_of_the_range_of_their_dtype(text: str) -> None:
+    plan = FusionPlan.parse(text)
+    compiled = fuseplan.compile(plan, "cpu", cache=False, threads=1)
+    ground, template = ground_of(plan, compiled.target, 1), compiled.choice.template
+    made = np.asarray(ground.call(compiled.bind)())
+    assert first_wrong(compiled.kernel, template, ground.deviations(made)) is None
+    if "prod" not in text:
+        assert first_wrong(compiled.kernel, template, ground.deviations(0 * made)) is not None

@@ -25,11 +25,12 @@ from fuseplan.ops.normalization import Names, Normalization
 from fuseplan.ops.training import BatchNormBackward
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.plans.step import Step
-from fuseplan.scalar import fold
+from fuseplan.scalar import CASTS, fold
 from fuseplan.tensors.arrays import empty, is_torch
 
 STATISTICS_OF_SQUARES = ("variance", "inverse_variance", "running_variance")
 HALF = 0.5  # the least of them
+LEAST = 8  # over a dtype's largest number it is once or twice the least number that has all bits
 
 # How `src` is drawn; the words are what tables and commands call it.
 INPUTS: Mapping[str, Callable[[Draws, Shape, DType], Tensor]] = {
@@ -189,9 +190,12 @@ def deviation(got: Tensor, want: Tensor, besides: float = 0.0, dtype: str | None
         got: a result, logical order; bf16 and fp8 in NumPy as bits or of ml_dtypes.
         want: the same in float64.
         besides: added to the largest |want|.
-        dtype: of `got`, where its elements are integers or bits of fp8. One integer in a thousand may be off
-            by 1: the number before it lies where rounding decides between the two.
+        dtype: of `got`, for integers, bits of fp8, and numbers that it does not hold: beyond its largest
+            number infinity is right, or that number; and the distance is over its least number with all bits
+            where the largest |want| is less. One integer in a thousand may be off by 1: the number before it
+            lies where rounding decides between the two.
     """
+    want = want if dtype is None else held(want, dtype)
     wide, finite = exact(got, dtype), abs(want) < math.inf
     if wide.shape != want.shape or not bool(((abs(wide) < math.inf) == finite).all()):
         return math.inf
@@ -204,7 +208,19 @@ def deviation(got: Tensor, want: Tensor, besides: float = 0.0, dtype: str | None
             by_one = abs(apart) == 1
             apart = apart * ~by_one if int(by_one.sum()) <= 1 + math.prod(want.shape) // 1000 else apart
         off, size = largest(apart, finite), besides + largest(want, finite)
+    if dtype is not None and dtype_of(dtype).is_float:
+        size = max(size, LEAST / dtype_of(dtype).largest)
     return off / size if size else off
+
+
+def held(values: Tensor, dtype: str) -> Tensor:
+    """Float64 values, those beyond the dtype's largest number as it holds them: infinite, or saturated."""
+    row, cast = dtype_of(dtype), f"as_{dtype}"
+    if cast not in CASTS or not row.is_float:
+        return values
+    by = arithmetic_of(values)
+    with np.errstate(over="ignore"):
+        return by.table["where"](abs(values) > row.largest, by.table[cast](values), values)
 
 
 def largest(values: Tensor, counted: Tensor) -> float:

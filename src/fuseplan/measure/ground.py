@@ -112,10 +112,11 @@ class Ground:
         output, or a tuple of it and the results.
         """
         made = got if isinstance(got, tuple) else (got,)
+        dtypes = {each.key: each.dtype for each in self._plan.results}
         return {
             key: data.deviation(each, want, self._moved, self._plan.output.dtype)
             if key == OUT
-            else data.deviation(each, want)
+            else data.deviation(each, want, dtype=dtypes.get(key))
             for (key, want), each in zip(self._want.items(), made, strict=False)
         }
 
