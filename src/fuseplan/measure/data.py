@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from fuseplan.errors import ArgumentError, did_you_mean
+from fuseplan.language.arithmetic import Arithmetic
 from fuseplan.language.declarations import Operand
 from fuseplan.language.dtypes import DType, dtype_of
 from fuseplan.language.tensor import MAX_BYTES, Dense, TensorSpec
@@ -25,11 +27,12 @@ from fuseplan.ops.normalization import Names, Normalization
 from fuseplan.ops.training import BatchNormBackward
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.plans.step import Step
-from fuseplan.scalar import CASTS, fold
+from fuseplan.scalar import CASTS, calls, fold
 from fuseplan.tensors.arrays import empty, is_torch
 
 STATISTICS_OF_SQUARES = ("variance", "inverse_variance", "running_variance")
 HALF = 0.5  # the least of them
+ROUNDED = ("round", *(fn for fn, dtype in CASTS.items() if dtype_of(dtype).is_float))
 LEAST = 8  # over a dtype's largest number it is once or twice the least number that has all bits
 
 # How `src` is drawn; the words are what tables and commands call it.
@@ -173,17 +176,46 @@ def reference(plan: FusionPlan, tensors: Tensors) -> Tensor:
     return evaluated(plan, tensors)[0]
 
 
-def evaluated(plan: FusionPlan, tensors: Tensors, slip: float = 0.0) -> tuple[Tensor, dict[str, Tensor]]:
-    """`reference`, and the plan's results by key, in float64; statistics are off by `slip`, relative."""
-    if is_torch(tensors["src"]):
-        src = tensors["src"].double()
-        return plan.meaning(src, tensors, {}, slip, arithmetic_of(src))
+def evaluated(
+    plan: FusionPlan, tensors: Tensors, slip: float = 0.0, edge: float = 0.0
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """`reference`, and the plan's results by key, in float64.
+
+    Statistics are off by `slip`, and numbers that are rounded by `edge`, relative.
+    """
     dtypes = {"src": plan.src.dtype} | {each.key: each.dtype for each in plan.operands}
-    wide = {key: exact(array, dtypes.get(key)) for key, array in tensors.items()}
-    return plan.evaluate(wide.pop("src"), wide, slip=slip)
+    wide = (
+        {**tensors, "src": tensors["src"].double()}
+        if is_torch(tensors["src"])
+        else {key: exact(array, dtypes.get(key)) for key, array in tensors.items()}
+    )
+    by = arithmetic_of(wide["src"])
+    return plan.meaning(wide.pop("src"), wide, {}, slip, _on_edge(by, edge) if edge else by)
 
 
-def deviation(got: Tensor, want: Tensor, besides: float = 0.0, dtype: str | None = None) -> float:
+def is_rounded_inside(plan: FusionPlan) -> bool:
+    """Whether elements are joined that were rounded: the sum does not say how large a step of one is."""
+    steps = iter(plan.steps)
+    return any(_rounds(step) for step in steps) and any(step.op.kind != "elementwise" for step in steps)
+
+
+def _rounds(step: Step) -> bool:
+    is_elementwise = step.op.kind == "elementwise"
+    return is_elementwise and any(fn in ROUNDED for each in step.formulas for fn in calls(each))
+
+
+def _on_edge(by: Arithmetic, edge: float) -> Arithmetic:
+    """Arithmetic that rounds numbers which are larger by `edge`, relative; smaller where it is negative."""
+
+    def rounding(fn: str) -> Callable[[Any], Any]:
+        return lambda x: by.table[fn](x + edge * abs(x))
+
+    return replace(by, table={**by.table, **{fn: rounding(fn) for fn in ROUNDED}})
+
+
+def deviation(
+    got: Tensor, want: Tensor, besides: float = 0.0, dtype: str | None = None, edges: Any = 0.0
+) -> float:
     """The largest |got - want| over the largest |want|; infinite where what is not finite differs.
 
     Args:
@@ -194,6 +226,7 @@ def deviation(got: Tensor, want: Tensor, besides: float = 0.0, dtype: str | None
             number infinity is right, or that number; and the distance is over its least number with all bits
             where the largest |want| is less. One integer in a thousand may be off by 1: the number before it
             lies where rounding decides between the two.
+        edges: how far each element may be away beside that.
     """
     want = want if dtype is None else held(want, dtype)
     wide, finite = exact(got, dtype), abs(want) < math.inf
@@ -203,9 +236,9 @@ def deviation(got: Tensor, want: Tensor, besides: float = 0.0, dtype: str | None
     if not bool(((odd == wanted) | ((odd != odd) & (wanted != wanted))).all()):  # noqa: PLR0124 - NaN is not itself
         return math.inf
     with np.errstate(invalid="ignore"):  # infinities are results like any other
-        apart = wide - want
+        apart = (abs(wide - want) - edges).clip(0)
         if dtype is not None and not dtype_of(dtype).is_float:
-            by_one = abs(apart) == 1
+            by_one = apart == 1
             apart = apart * ~by_one if int(by_one.sum()) <= 1 + math.prod(want.shape) // 1000 else apart
         off, size = largest(apart, finite), besides + largest(want, finite)
     if dtype is not None and dtype_of(dtype).is_float:
@@ -218,9 +251,11 @@ def held(values: Tensor, dtype: str) -> Tensor:
     row, cast = dtype_of(dtype), f"as_{dtype}"
     if cast not in CASTS or not row.is_float:
         return values
-    by = arithmetic_of(values)
+    by, is_beyond = arithmetic_of(values), abs(values) > row.largest
+    if not bool(is_beyond.any()):
+        return values
     with np.errstate(over="ignore"):
-        return by.table["where"](abs(values) > row.largest, by.table[cast](values), values)
+        return by.table["where"](is_beyond, by.table[cast](values), values)
 
 
 def largest(values: Tensor, counted: Tensor) -> float:
@@ -230,11 +265,17 @@ def largest(values: Tensor, counted: Tensor) -> float:
     return float(sizes.max()) if math.prod(sizes.shape) else 0.0
 
 
+def distances(one: Tensor, other: Tensor) -> Tensor:
+    """The distances of two tensors' elements; 0 where one is not finite."""
+    with np.errstate(invalid="ignore"):  # as above
+        apart = abs(one - other)
+    return arithmetic_of(apart).table["where"](apart < math.inf, apart, 0.0)
+
+
 def moved(one: Tensor, other: Tensor) -> float:
     """The largest finite distance of two tensors' elements."""
-    with np.errstate(invalid="ignore"):  # as above
-        apart = one - other
-    return largest(apart, abs(apart) < math.inf)
+    apart = distances(one, other)
+    return largest(apart, apart >= 0)
 
 
 NEAR = 1e-3  # of an edge: far beyond what rounding moves

@@ -54,6 +54,7 @@ class Ground:
         self, plan: FusionPlan, seed: int, device: str | None, clock: Clock, inputs: str = "normal"
     ) -> None:
         self._plan, self._device, self._clock = plan, device, clock
+        self._dtypes = {OUT: plan.output.dtype} | {each.key: each.dtype for each in plan.results}
         with _memory_errors():
             self.tensors: Mapping[str, Any] = data.random_arrays(plan, seed, inputs=inputs, device=device)
             self._old = {
@@ -62,16 +63,28 @@ class Ground:
                 if each.updated
             }
 
-    def _evaluated(self, slip: float = 0.0) -> tuple[Any, dict[str, Any]]:
-        """The output and the results in float64, off by so much of their statistics."""
+    def _evaluated(self, slip: float = 0.0, edge: float = 0.0) -> dict[str, Any]:
+        """The output and the results in float64, off as `data.evaluated` says, as their dtypes hold them."""
         with _memory_errors():
-            return data.evaluated(self._plan, {**self.tensors, **self._old}, slip)
+            out, results = data.evaluated(self._plan, {**self.tensors, **self._old}, slip, edge)
+            made = {OUT: out, **results}
+            return {key: data.held(each, self._dtypes.get(key, "f64")) for key, each in made.items()}
 
     @cached_property
     def _want(self) -> dict[str, Any]:
         """The output and the results in float64; made when a result is first compared."""
-        out, results = self._evaluated()
-        return {OUT: out, **results}
+        return self._evaluated()
+
+    @cached_property
+    def _edges(self) -> dict[str, Any]:
+        """How far they move where numbers on the edge of a rounding, before a sum, fall to the other side."""
+        if not data.is_rounded_inside(self._plan):
+            return {}
+        edge = 8 * dtype_of(self._plan.compute_dtype).epsilon
+        sides = [self._evaluated(edge=each) for each in (edge, -edge)]
+        return {
+            key: sum(data.distances(each[key], want) for each in sides) for key, want in self._want.items()
+        }
 
     @cached_property
     def _moved(self) -> float:
@@ -79,7 +92,7 @@ class Ground:
         if not data.has_statistics(self._plan):
             return 0.0
         with _memory_errors():
-            return data.moved(self._evaluated(SLIP)[0], self._want[OUT]) / SLIP
+            return data.moved(self._evaluated(SLIP)[OUT], self._want[OUT]) / SLIP
 
     def out(self) -> Any:
         """A new output tensor, every element of it `unwritten`."""
@@ -112,11 +125,11 @@ class Ground:
         output, or a tuple of it and the results.
         """
         made = got if isinstance(got, tuple) else (got,)
-        dtypes = {each.key: each.dtype for each in self._plan.results}
+        besides = {OUT: self._moved}
         return {
-            key: data.deviation(each, want, self._moved, self._plan.output.dtype)
-            if key == OUT
-            else data.deviation(each, want, dtype=dtypes.get(key))
+            key: data.deviation(
+                each, want, besides.get(key, 0.0), self._dtypes.get(key), self._edges.get(key, 0.0)
+            )
             for (key, want), each in zip(self._want.items(), made, strict=False)
         }
 
