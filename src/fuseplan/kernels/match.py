@@ -112,7 +112,7 @@ SMALL = {"channel", "shared"}  # operands whose places do not follow from an ele
 def conditions(rule: str, plan: FusionPlan) -> Iterator[Claim]:
     """The claims under which a rule applies: one centre of its kind, or several of the same elements.
 
-    Of two centres the second is to blame: the operators in front of it are one kernel.
+    The first centre that those before it do not join is to blame: the operators in front are one kernel.
     """
     centres = [step for step in plan if step.op.kind != "elementwise"]
     yield claim(len(plan) > 0, Reason.EMPTY_PLAN)
@@ -131,20 +131,19 @@ def conditions(rule: str, plan: FusionPlan) -> Iterator[Claim]:
     if missing is None:
         return
     yield claim(any(step.op.kind == rule for step in centres), missing)
-    kinds = frozenset(step.op.kind for step in centres[:2])
-    told = " comes after ".join(step.title for step in reversed(centres[:2]))
-    second = centres[1].index if len(centres) > 1 else None
-    is_one = second is None or (
-        {each.op.kind for each in centres} == {"normalization"} and are_joined(plan.steps)
-    )
+    end = _unjoined(plan, centres)
+    two = centres[end - 1 : end + 1] if end else []
+    kinds = frozenset(step.op.kind for step in two)
+    told = " comes after ".join(step.title for step in reversed(two))
+    second = two[1].index if two else None
     is_summary = rule == "contraction" and is_summed(centres)
     for several, reason in _SEVERAL.items():
-        yield claim(is_one or is_summary or kinds != several, reason, got=told, operator=second)
+        yield claim(is_summary or kinds != several, reason, got=told, operator=second)
     if is_summary:
         yield from summary_claims(plan.steps, *centres)
     alone = ((kind, each.beside) for kind, each in RULES.items() if each.beside)
     for kind, beside in alone:
-        yield claim(second is None or kind not in kinds, beside, got=told, operator=second)
+        yield claim(kind not in kinds, beside, got=told, operator=second)
     yield from _gradient(plan, centres)
     centre = centres[0].index if centres else len(plan)
     is_first = rule != "attention" or centre == 0
@@ -155,6 +154,19 @@ def conditions(rule: str, plan: FusionPlan) -> Iterator[Claim]:
         apart = []
     told, behind = (apart[0].title, max(apart[0].index, centre)) if apart else (None, None)
     yield claim(not apart, Reason.PARTS_BESIDE, got=told, operator=behind)
+
+
+def _unjoined(plan: FusionPlan, centres: Sequence[Step]) -> int | None:
+    """The first centre that is no part of one kernel with those before it; None where all are one."""
+    if len(centres) < 2 or _are_one(plan.steps, centres):
+        return None
+    ends = range(1, len(centres) - 1)
+    parts = ((plan.steps[: centres[end].index + 1], centres[: end + 1]) for end in ends)
+    return next((end for end, part in zip(ends, parts, strict=True) if not _are_one(*part)), len(centres) - 1)
+
+
+def _are_one(steps: Sequence[Step], centres: Sequence[Step]) -> bool:
+    return {step.op.kind for step in centres} == {"normalization"} and are_joined(steps)
 
 
 def _lookup_claim(plan: FusionPlan, rule: str, parted: Sequence[Step]) -> Claim:
