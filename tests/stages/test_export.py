@@ -343,3 +343,8 @@ def test_a_gpus_kernel_with_an_open_axis_says_how_it_is_launched(tmp_path: Path)
     assert {"slot": "extent", "type": "i64"} in told["arguments"]
     tiles = -(-1000 * programs["rows"] // programs["tile"])
     assert fuseplan.compile(text, "triton:sm_90").source.at(1000).grid[0] == tiles * programs["across"]
+
+
+def test_the_object_has_a_name() -> None:
+    told = CliRunner().invoke(command, ["export", "f32[2x3] -> relu", "-o", ""])
+    assert (told.exit_code, "--output has no file's name" in told.output) == (2, True), told.output

@@ -121,6 +121,11 @@ def test_a_template_that_is_no_text_is_refused(template: Any) -> None:
         fuseplan.compile("f32[2x3] -> relu", "cpu:avx2", template=template)
 
 
+def test_a_candidate_without_its_knobs_is_refused() -> None:
+    with pytest.raises(ArgumentError, match=re.escape("no candidate prints as 'pointwise('")):
+        fuseplan.compile("f32[2x3] -> relu", "cpu:avx2", template="pointwise(")
+
+
 def test_a_size_over_the_largest_is_told_so() -> None:
     printed = said(lambda: FusionPlan.parse("f32[1x3x9x9] -> conv2d(2, kernel=3, stride=2147483648)"))
     assert printed.startswith("conv2d: stride must be at most 2^31 - 1\n")

@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from click.testing import CliRunner
+from onnx import helper
 
 import fuseplan
 from fuseplan.cli.commands import fuseplan as command
 from fuseplan.errors import FuseplanError
+from onnx_models import model
 
 
 class ModelProto:
@@ -72,7 +75,32 @@ def test_other_files_hold_plans() -> None:
 def test_a_command_says_that_there_is_no_file(word: str) -> None:
     told = CliRunner().invoke(command, [word, "model.onnx"])
     assert told.exit_code == 2
-    assert "model.onnx cannot be read" in told.output
+    assert "'model.onnx' cannot be read: No such file or directory" in told.output
+
+
+@pytest.mark.parametrize("word", ["profile", "compare"])
+def test_a_command_on_models_says_that_a_plan_is_none(word: str) -> None:
+    told = CliRunner().invoke(command, [word, "f32[2x3] -> relu"])
+    assert (told.exit_code, "want the path of an ONNX file" in told.output) == (2, True), told.output
+
+
+@pytest.mark.parametrize(
+    ("shape", "told"),
+    [
+        ("x", "--shape 'x' gives no input a shape; want such as x=1x3"),
+        ("x=-1x3", "--shape 'x=-1x3' gives no input a shape"),
+        ("x=3x", "--shape 'x=3x' gives no input a shape"),
+        ("z=1x3", "no input is named 'z'; want of x"),
+        (f"x={10**20}x3", f"f32[{10**20}x3]"),
+        ("x=2x4", "got f32[2x4]; want f32[?x3]"),
+    ],
+)
+def test_shapes_that_are_none(shape: str, told: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(model([helper.make_node("Relu", ["x"], ["y"])], {"x": ["n", 3]}, ["y"], {}), path)
+    for word in ("explain", "run"):
+        made = CliRunner().invoke(command, [word, str(path), "--shape", shape])
+        assert (made.exit_code, told in made.output) == (2, True), made.output
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,8 @@ def export_command(
     For a CPU these are an object file and a C header that documents its functions. For a GPU these are the
     binary, its assembly, and a JSON file with the launch: grid, block, arguments in order, packing.
     """
+    if not output.name:
+        raise ArgumentError("--output has no file's name; want such as kernel.o")
     records = decide(asked.plan, asked.target, **asked.how)
     if records.target.backend == "cpu":
         held = {} if weights is None else _weights(weights)

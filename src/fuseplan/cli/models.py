@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -230,7 +231,8 @@ def _loaded(asked: Asked, choose: str = "predicted") -> OnnxModel:
             asked.plan, asked.target, threads=asked.threads, accuracy=asked.accuracy, choose=choose
         )
     except OSError as error:
-        raise ArgumentError(f"the model {asked.plan} cannot be read: {error}") from None
+        problem = f"the model {asked.plan!r} cannot be read: {error.strerror or error}"
+        raise ArgumentError(f"{problem}; want the path of an ONNX file") from None
     return found
 
 
@@ -238,10 +240,15 @@ def _types(model: OnnxModel, shapes: Iterable[str]) -> dict[str, Type]:
     """The types of the inputs: with 1 for open extents, or as the options say."""
     types = dict(model.example)
     for each in shapes:
-        name, _, written = each.rpartition("=")
+        name, sign, written = each.rpartition("=")
+        if not sign or not re.fullmatch(r"(\d+(x\d+)*)?", written):
+            raise ArgumentError(
+                f"--shape {each!r} gives no input a shape; want such as {next(iter(types))}=1x3"
+            )
         if name not in types:
             raise ArgumentError(f"no input is named {name!r}; want of {', '.join(types)}")
-        types[name] = replace(types[name], shape=Type.parse(f"f32[{written}]").shape)
+        shape = tuple(map(int, written.split("x"))) if written else ()
+        types[name] = replace(types[name], shape=shape)
     return types
 
 

@@ -147,8 +147,8 @@ def select(
         ArgumentError: the backend has no such template, or that template no such candidate for the kernel.
     """
     text = _text_of(template, target)
-    wanted, _, knobs = text.partition("(")
-    if knobs:
+    wanted, bracket, _ = text.partition("(")
+    if bracket:
         named = _exactly(_best(kernel, target, accuracy, _named(wanted, target), plan), text)
         return ranked(named.template, named.considered, (named.template,))
     if wanted:

@@ -25,6 +25,7 @@ from fuseplan.graph.session import Session
 from fuseplan.graph.type import Type, type_of
 from fuseplan.kernels.target import Target, parse_target
 from fuseplan.kernels.template import Accuracy
+from fuseplan.language.tensor import MAX_BYTES
 from fuseplan.onnx.choosing import NONE, How, cut_of
 from fuseplan.onnx.files import model_of
 from fuseplan.onnx.profiling import seconds_of
@@ -288,6 +289,8 @@ class OnnxModel:
             if want.dtype not in ("?", got.dtype) or not is_shape:
                 told = want if dims is None else f"{want.dtype}[{'x'.join(map(str, dims))}]"
                 raise ArgumentError(f"the input {name!r} is another tensor\n  got {got}; want {told}")
+            if got.nbytes > MAX_BYTES:
+                raise ArgumentError(f"the input {name!r} is larger than memory can be\n  got {got}")
             if got.shape is None and got.dtype != "?":
                 shape = self.example[name].shape or "its shape"
                 remedy = f"give it, as in {{{name!r}: fuseplan.onnx.Type({shape}, {got.dtype!r})}}"
