@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -230,6 +231,13 @@ def test_a_closed_pipe_is_not_a_wrong_result(words: tuple[str, ...]) -> None:
     finally:
         os.close(write)
     assert (done.returncode, done.stderr) == (CLOSED, "")
+
+
+@pytest.mark.parametrize(("plan", "status"), [(PLAN, 0), ("-", 2)])
+def test_streams_that_are_closed_from_the_start(plan: str, status: int) -> None:
+    words = " ".join(map(shlex.quote, [*COMMAND, "explain", plan]))
+    done = subprocess.run(["sh", "-c", f"{words} <&- >&-"], stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, "Traceback" in done.stderr) == (status, False), done.stderr
 
 
 def test_an_interruption_while_the_command_is_imported_shows_no_traceback() -> None:

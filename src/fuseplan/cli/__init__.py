@@ -12,6 +12,7 @@ Its modules:
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import warnings
@@ -29,6 +30,9 @@ def main() -> None:
     A warning is printed without the source line that gives it.
     """
     signal.signal(signal.SIGTERM, _ended)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed by the caller
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - until the end
     warnings.formatwarning = lambda message, category, *_: f"{category.__name__}: {message}\n"
     try:
         from fuseplan.cli.commands import fuseplan  # noqa: PLC0415 - the library itself needs neither package
