@@ -17,6 +17,7 @@ from fuseplan.errors import PlanError
 from fuseplan.kernels.template import Template
 from fuseplan.language.derivative import derivative
 from fuseplan.measure.data import evaluated, random_arrays
+from fuseplan.measure.ground import first_wrong, ground_of
 from fuseplan.ops.expression import Expression
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.scalar import index, random, text, where
@@ -119,3 +120,23 @@ def test_large_indices_are_exact_in_f64() -> None:
     plan = FusionPlan.parse("f64[1x16777219] -> elementwise('x * 0 + index()')")
     made = fuseplan.compile(plan)(np.zeros((1, 16777219)))
     np.testing.assert_array_equal(made[0, -3:], [16777216, 16777217, 16777218])
+
+
+@pytest.mark.parametrize("strides", ["91:18:3:6", "98:19:9:3", "95:19:4:7", "41:8:3:1"])
+@pytest.mark.parametrize(
+    "chain",
+    [
+        'elementwise("index() * x") -> cumsum(0)',
+        'elementwise("x + index()") -> cumsum(3)',
+        "quantize(i8, per=channel)",
+        'elementwise("index() * x") -> softmax(0)',
+        'elementwise("index() * x")',
+    ],
+)
+def test_places_in_storage_whose_steps_are_no_multiples_of_one_another(strides: str, chain: str) -> None:
+    """An offset's place along an axis is the rest that all axes around it leave, not that of the next one."""
+    plan = FusionPlan.parse(f"f32[9x5x2x3, strides={strides}] -> {chain}")
+    compiled = fuseplan.compile(plan, "cpu", cache=False, threads=1)
+    ground = ground_of(plan, compiled.target, 3)
+    errors = ground.deviations(ground.call(compiled.bind)())
+    assert first_wrong(compiled.kernel, compiled.choice.template, errors) is None

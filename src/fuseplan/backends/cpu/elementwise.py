@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import mod
 
 from fuseplan.backends import blocks
 from fuseplan.backends.cpu import dialect, storage
@@ -244,7 +246,7 @@ class Formulas:
         element = places_from(self.b, place.element, place.step)
         found = self.b.const(0, element.type)
         for outer, inner, step in blocks.counting(self._indices[name], self._spec):
-            at = element % outer if outer else element
+            at = reduce(mod, outer, element)
             found = found + (at // inner if inner > 1 else at) * step
         return found
 
@@ -281,7 +283,7 @@ class Formulas:
         for number in range(place.count):
             element, at = place.element + number * place.step, b.const(0, I64)
             for outer, inner, step in places:
-                at = at + (element % outer if outer else element) // inner * step
+                at = at + reduce(mod, outer, element) // inner * step
             made = with_lane(b, made, number, b.load(b.at(pointer, at), b.element))
         return made
 

@@ -366,11 +366,11 @@ class Elementwise:
         return f"{self.namespace}.load({pointer} + {at}{masked})"
 
 
-def _sum(places: Sequence[tuple[int, int, int]], element: str) -> str:
+def _sum(places: Sequence[blocks.Term], element: str) -> str:
     """The place that follows from an element's, by `blocks`."""
     terms = []
     for outer, inner, step in places:
-        at = f"({element}) % {outer}" if outer else f"({element})"
+        at = f"({element})" + "".join(f" % {each}" for each in outer)
         at += f" // {inner}" if inner > 1 else ""
         terms.append(f"{at} * {step}" if step > 1 else at)
     return f"({' + '.join(terms)})" if terms else f"({element}) * 0"
