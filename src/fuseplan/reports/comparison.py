@@ -138,8 +138,8 @@ def distance(got: Any, want: Any) -> float:
         return 0.0 if (got == want).all() else float("inf")
     wide = [each.astype(np.float64) for each in (got, want)]
     is_finite = np.isfinite(wide[1])
-    others = [np.where(is_finite & np.isfinite(each), 0, each) for each in wide]
-    if not np.array_equal(*others, equal_nan=True):
+    one, other = (np.where(is_finite & np.isfinite(each), 0, each) for each in wide)
+    if not np.array_equal(one, other, equal_nan=True):
         return float("inf")
     finite = [each[is_finite] for each in wide]
     largest = np.abs(finite[1]).max(initial=0) or 1.0
