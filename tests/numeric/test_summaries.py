@@ -87,7 +87,7 @@ def test_a_result_that_is_read_again_is_refused_with_its_size(behind: str) -> No
 
 CPU_PLANS = (
     *PLANS,
-    "f32[1x7] -> linear(1) -> cross_entropy",
+    "f32[1x7] -> linear(2) -> cross_entropy",
     "f32[31x200] -> linear(150) -> cross_entropy(label_smoothing=0.1, z_loss=0.01, ignore_index=3)",
     "bf16[29x33] -> linear(75) -> bias -> cross_entropy -> cast(f32)",
     "f32[40x16] -> linear(64) -> scale -> bias -> logsumexp(-1)",
@@ -202,3 +202,10 @@ def test_what_a_cpu_refuses_beside_a_product_with_statistics() -> None:
     assert code("f32[1x3x8x8] -> conv2d(4, kernel=3) -> amax(1)") == "summed-product"
     assert code("f32[4x8] -> linear(5) -> add -> amax(-1)") == "operands-between"
     assert code("f32[4x8] -> linear(5) -> amax(-1)") is None
+
+
+@pytest.mark.parametrize("chain", ["amax(-1)", "logsumexp(-1)", "bias -> argmax(-1)"])
+@pytest.mark.parametrize("src", ["f32[6x4]", "bf16[33x7]", "f32[2x9x4, bsc]"])
+def test_statistics_of_one_feature_are_refused(src: str, chain: str) -> None:
+    with pytest.raises(Unsupported, match="contraction-and-normalization"):
+        match(FusionPlan.parse(f"{src} -> linear(1) -> {chain}"))

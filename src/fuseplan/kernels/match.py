@@ -326,10 +326,15 @@ def alone(op: AnyOp) -> AnyOp:
 
 
 def is_summed(centres: Sequence[Step]) -> bool:
-    """Whether the second centre has statistics of the features that the first one makes, and is the last."""
+    """Whether the second centre has statistics of the features that the first one makes, and is the last.
+
+    One feature is none: where it lies in a tensor does not tell features from positions.
+    """
     if len(centres) != 2:
         return False
     first, second = centres
+    if second.src.channels == 1:
+        return False
     if first.op.kind != "contraction" or first.op.is_gradient or not isinstance(second.op, Normalization):
         return False
     return second.op.over(second.src) == (second.src.channel_axis,) and not second.op.split(second.src)
