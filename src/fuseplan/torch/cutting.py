@@ -41,19 +41,17 @@ from fuseplan.torch.lying import (
     by_stride,
     drop_copies,
     first,
-    is_dense,
     joined,
     laid_out,
-    order_of,
 )
 from fuseplan.torch.opening import Opened, joins_rows, opened_of, points
 from fuseplan.torch.operator import launched
 from fuseplan.torch.reader import ReadGraph, read
+from fuseplan.torch.restoring import restore
 
 aten = torch.ops.aten
 VIEWS = {aten.view.default: aten.reshape.default, aten._unsafe_view.default: aten.reshape.default}
 RESHAPES = (*VIEWS, aten.reshape.default, aten.unsqueeze.default)  # elements in their order
-COUNTED = (aten.as_strided.default, aten.as_strided_copy.default)  # views by places in memory
 WITHIN = "fuseplan.within"  # in a launch's meta: the operators that write into the value which joins it
 
 
@@ -126,7 +124,7 @@ def fused(
     for node in module.graph.nodes:
         node.target = VIEWS.get(node.target, node.target)
     drop_copies(module.graph)
-    writer.restore()
+    restore(module.graph)
     computed = {found.makers.get(name) for site in cut.sites for node in site.nodes for name in node.outputs}
     for node in reversed(module.graph.nodes):
         # To torch, attention is no dead code: its dropout would draw random numbers.
@@ -240,12 +238,6 @@ class _Writer:
         self._constants: list[str] = []
         self._laid_out: dict[tuple[fx.Node, tuple[int, ...]], fx.Node] = {}
         self._readings: dict[tuple[fx.Node, tuple[int, ...], torch.dtype], fx.Node] = {}
-        self._output = next(iter(reversed(self._graph.nodes)))
-        self._strides = {
-            node: order_of(node.meta["val"])
-            for node in self._output.all_input_nodes
-            if isinstance(node.meta.get("val"), torch.Tensor)
-        }
 
     def write(self, site: Site, opened: Opened) -> None:
         """A site's call in the place of the operator that makes its last value.
@@ -291,8 +283,6 @@ class _Writer:
         made.meta = {key: each for key, each in head.meta.items() if key != ORDER}
         head.replace_all_uses_with(made)
         self._makers = {name: made if node is head else node for name, node in self._makers.items()}
-        if head in self._strides:
-            self._strides[made] = self._strides.pop(head)
 
     def _src(self, site: Site, opened: tuple[int, ...]) -> fx.Node:
         """The input: an elementwise plan reads it as it lies, where no layout was wanted."""
@@ -377,19 +367,3 @@ class _Writer:
             tensor = torch.from_numpy(np.ascontiguousarray(value)).to(self._device)
         self._module.register_buffer(name, tensor, persistent=False)
         return self._graph.get_attr(name)
-
-    def restore(self) -> None:
-        """The graph's outputs, and tensors whose memory torch counts out, lie as torch's do."""
-        for node, order in self._strides.items():
-            self._restored(self._output, node, order)
-        for node in list(self._graph.nodes):
-            if node.target in COUNTED:
-                self._restored(node, node.args[0], order_of(node.args[0].meta["val"]))
-
-    def _restored(self, reader: fx.Node, node: fx.Node, order: list[int]) -> None:
-        """Torch's own results follow the order of a plan's; a tensor with gaps or repeats is its view."""
-        if node.op != "call_function" or not is_dense(node.meta["val"], order):
-            return
-        with self._graph.inserting_before(reader):
-            made = self._graph.call_function(laid_out, (node, tuple(order)))
-        reader.replace_input_with(node, made)

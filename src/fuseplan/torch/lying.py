@@ -38,6 +38,12 @@ def order_of(tensor: torch.Tensor) -> list[int]:
     return by_stride(tensor.stride())
 
 
+def tells_views(node: fx.Node) -> bool:
+    """Whether an operator of torch's tells that its results share memory with what it reads."""
+    is_op = isinstance(node.target, torch._ops.OpOverload)
+    return is_op and any(each.alias_info is not None for each in node.target._schema.returns)
+
+
 def known_order(node: fx.Node) -> list[int]:
     """The axes in memory of a plan's result, or of it with its axes permuted; none of other values."""
     if node.target is aten.permute.default:
