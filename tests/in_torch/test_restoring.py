@@ -26,7 +26,7 @@ def storages(tensors: Any) -> list[bool]:
     return [operator.eq(*pair) for pair in product(places, repeat=2)]
 
 
-class Crossed(nn.Module):
+class Crossed(nn.Module):  # type: ignore[misc]
     """A group norm whose gradient is that of a product over its channels, and of their sum."""
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Crossed(nn.Module):
         return rows + self.linear(rows)
 
 
-class Convolved(nn.Module):
+class Convolved(nn.Module):  # type: ignore[misc]
     """A group norm of what a convolution gives with its channels last."""
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ VIEWS: list[Callable[[torch.Tensor], tuple[torch.Tensor, ...]]] = [
 ]
 
 
-class Viewed(nn.Module):
+class Viewed(nn.Module):  # type: ignore[misc]
     """Views of what a convolution gives."""
 
     def __init__(self, views: Callable[[torch.Tensor], tuple[torch.Tensor, ...]]) -> None:

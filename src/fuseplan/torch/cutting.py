@@ -30,7 +30,8 @@ from fuseplan.ops.affine import Bias
 from fuseplan.ops.gradient import LinearWeightGradient
 from fuseplan.ops.matmul import Product
 from fuseplan.plans.plan import FusionPlan
-from fuseplan.tensors.torch_tensors import DTYPES
+from fuseplan.tensors.arguments import dtypes_taken
+from fuseplan.tensors.torch_tensors import DTYPES, NAMES
 from fuseplan.torch.described import Described
 from fuseplan.torch.eager import Eager
 from fuseplan.torch.given import stands_for
@@ -321,19 +322,24 @@ class _Writer:
         if isinstance(value, Joined):
             yield from (self._makers[name] for name in value.names)
         elif isinstance(value, str):
-            yield self._value(value, operand, opened.get(operand.key, operand.shape))
+            taken = dtypes_taken(operand, site.plan[operand.step].src.dtype)
+            yield self._value(value, operand, opened.get(operand.key, operand.shape), taken)
         else:
             yield self._constant(np.asarray(value))
 
-    def _value(self, value: str, operand: Operand | Result, opened: tuple[int, ...]) -> fx.Node:
+    def _value(
+        self, value: str, operand: Operand | Result, opened: tuple[int, ...], taken: Sequence[str]
+    ) -> fx.Node:
         node, shape = self._makers[value], operand.shape
         node = self._read_as(node, shape, node.meta["val"].dtype, opened)  # (f, 1, 1) as (f,)
         if operand.spec is not None:
             node = self._read_as(node, shape, DTYPES[operand.dtype], opened)  # as a wider src has it
             return self._lain(node, operand.spec)
-        # A kernel converts it when it is bound; here it may have other elements in each call.
+        # A kernel widens it when it is bound; here it may have other elements in each call.
         is_changing = node.op == "call_function" or self._changing
-        return self._read_as(node, shape, DTYPES[operand.dtype], opened) if is_changing else node
+        if not is_changing and NAMES.get(node.meta["val"].dtype) in taken:
+            return node
+        return self._read_as(node, shape, DTYPES[operand.dtype], opened)
 
     def _read_as(
         self, node: fx.Node, shape: tuple[int, ...], dtype: torch.dtype, told: tuple[int, ...]
