@@ -1,6 +1,7 @@
 """Modules that change after they were fused, and transformed calls: right, or an error that tells."""
 
 import pickle
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -113,6 +114,48 @@ def test_parts_that_are_replaced_are_seen(change: Callable[[Rows], None]) -> Non
         change(module)
         with pytest.warns(UserWarning, match="other tensors, submodules"):
             _same(whole(src), module(src))
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_own"),
+    [
+        ("forward", True),
+        ("forward", False),
+        ("forward_pre", True),
+        ("forward_pre", False),
+        ("full_backward", False),
+    ],
+)
+@pytest.mark.parametrize("is_first", [False, True])
+def test_hooks_are_called_as_often_as_in_torch(kind: str, is_first: bool, is_own: bool) -> None:
+    """Those of the module, and of a submodule, that come before the module is fused or go behind it."""
+    torch.manual_seed(0)
+    module, src = Rows().eval(), torch.randn(3, 6, requires_grad=True)
+    calls: list[int] = []
+
+    def hook(_: Any, given: Any, made: Any = None) -> Any:
+        calls.append(1)
+        return made * 2 if kind == "forward" else (given[0] * 2,)
+
+    def gradient(called: nn.Module) -> torch.Tensor:
+        (made,) = torch.autograd.grad(called(src).sum(), src)
+        return made
+
+    def hooked() -> Any:
+        return getattr(module if is_own else module.up, f"register_{kind}_hook")(hook)
+
+    handle = hooked() if is_first else None
+    whole = fused.fuse(module, src)
+    handle = handle or hooked()
+    calls.clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        _same(gradient(whole), gradient(module))
+        _same(whole(src), module(src))
+        assert len(calls) in (2, 4)
+        handle.remove()
+        _same(whole(src), module(src))
+        _same(gradient(whole), gradient(module))
 
 
 def test_the_mode_of_one_submodule_is_seen() -> None:

@@ -98,3 +98,26 @@ def test_views_among_outputs_share_memory_and_strides_as_in_torch(
     assert storages(got) == storages(want)
     for one, other in zip(got, want, strict=True):
         torch.testing.assert_close(one, other)
+
+
+class Chosen(nn.Module):  # type: ignore[misc]
+    """Rows that the elements of a tensor choose: torch knows their number in a call alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 8)
+
+    def forward(self, src: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        rows = torch.relu(self.linear(src[src.sum(-1) > 0]))
+        return rows, rows.t(), rows.nonzero(), src[src > 0].exp() * 2
+
+
+@pytest.mark.parametrize("make", [fuseplan.torch.fuse, compiled])
+def test_extents_may_depend_on_elements(make: Callable[..., Any]) -> None:
+    torch.manual_seed(0)
+    module, src = Chosen(), torch.randn(5, 16)
+    whole = make(module, src)
+    with torch.no_grad():
+        for each in (src, -src, src * 0):
+            for one, other in zip(whole(each), module(each), strict=True):
+                torch.testing.assert_close(one, other)

@@ -59,8 +59,9 @@ def known_order(node: fx.Node) -> list[int]:
 
 
 def is_in_order(shape: Sequence[int], one: Sequence[int], other: Sequence[int]) -> bool:
-    """Whether two orders of axes are the same, but for those with one element."""
-    first, second = ([each for each in order if shape[each] > 1] for order in (one, other))
+    """Whether two orders of axes are the same, but for those with one element, or none."""
+    few = [axis for axis, extent in enumerate(shape) if isinstance(extent, int) and extent < 2]  # open: more
+    first, second = ([each for each in order if each not in few] for order in (one, other))
     return first == second
 
 

@@ -58,7 +58,7 @@ def _restored(node: fx.Node, unlike: set[fx.Node], made: dict[fx.Node, fx.Node])
         if _is_view(node):
             made[node] = _view(node, unlike, made) if node in unlike else node
         elif node.op == "call_function" and isinstance(value := node.meta.get("val"), torch.Tensor):
-            made[node] = _laid(node, order_of(value))
+            made[node] = _laid(node, value)
     return made[node]
 
 
@@ -70,8 +70,12 @@ def _view(node: fx.Node, unlike: set[fx.Node], made: dict[fx.Node, fx.Node]) -> 
         return node.graph.node_copy(node, inputs.__getitem__)
 
 
-def _laid(node: fx.Node, order: list[int]) -> fx.Node:
-    if not is_dense(node.meta["val"], order):
+def _laid(node: fx.Node, value: torch.Tensor) -> fx.Node:
+    counts = (each for each in (*value.shape, *value.stride()) if isinstance(each, torch.SymInt))
+    if not all(each.node.has_hint() for each in counts):  # by the elements of a tensor: no plan's
+        return node
+    order = order_of(value)
+    if not is_dense(value, order):
         return node
     with node.graph.inserting_after(node):
         return node.graph.call_function(laid_out, (node, tuple(order)))
