@@ -248,3 +248,20 @@ def test_errors_tell_the_line_and_the_way_in(
 def test_a_fused_module_tells_how_to_keep_it() -> None:
     with pytest.raises(TypeError, match=r"state_dict\(\)"):
         pickle.dumps(fused.fuse(nn.Linear(6, 6), torch.randn(3, 6)))
+
+
+class Scaled(nn.Module):  # type: ignore[misc]
+    """Writes into an input, which torch.export cannot be given twice."""
+
+    def forward(self, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        one.mul_(1.5)
+        return torch.relu(one) + other
+
+
+def test_what_torch_itself_does_not_expect_is_no_mistake_of_the_call() -> None:
+    torch._dynamo.reset()
+    src, compiled = torch.randn(2, 3), torch.compile(Scaled(), backend="fuseplan")
+    with pytest.raises(ArgumentError, match="takes modules of any kind"):
+        fused.fuse(Scaled(), src, src)
+    one, other = src.clone(), src.clone()
+    torch.testing.assert_close(compiled(one, one), Scaled()(other, other))

@@ -307,6 +307,7 @@ def _told(module: nn.Module, error: Exception) -> str:
     own = [each for each in frames if not each.filename.startswith(FOREIGN)]
     place = f"\n  {own[-1].filename}:{own[-1].lineno}: {own[-1].line}" if own else ""
     is_own = type(error).__module__ == "builtins" and not isinstance(error, RuntimeError)
+    is_own = is_own and (bool(own) or not isinstance(error, AssertionError))  # else one of torch's own
     remedy = (
         NO_TREE if "in output, which is not a known type" in reason else NOT_CALLED if is_own else COMPILED
     )
