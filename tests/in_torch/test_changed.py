@@ -1,6 +1,7 @@
 """Modules that change after they were fused, and transformed calls: right, or an error that tells."""
 
 import pickle
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -115,6 +116,48 @@ def test_parts_that_are_replaced_are_seen(change: Callable[[Rows], None]) -> Non
             _same(whole(src), module(src))
 
 
+@pytest.mark.parametrize(
+    ("kind", "is_own"),
+    [
+        ("forward", True),
+        ("forward", False),
+        ("forward_pre", True),
+        ("forward_pre", False),
+        ("full_backward", False),
+    ],
+)
+@pytest.mark.parametrize("is_first", [False, True])
+def test_hooks_are_called_as_often_as_in_torch(kind: str, is_first: bool, is_own: bool) -> None:
+    """Those of the module, and of a submodule, that come before the module is fused or go behind it."""
+    torch.manual_seed(0)
+    module, src = Rows().eval(), torch.randn(3, 6, requires_grad=True)
+    calls: list[int] = []
+
+    def hook(_: Any, given: Any, made: Any = None) -> Any:
+        calls.append(1)
+        return made * 2 if kind == "forward" else (given[0] * 2,)
+
+    def gradient(called: nn.Module) -> torch.Tensor:
+        (made,) = torch.autograd.grad(called(src).sum(), src)
+        return made
+
+    def hooked() -> Any:
+        return getattr(module if is_own else module.up, f"register_{kind}_hook")(hook)
+
+    handle = hooked() if is_first else None
+    whole = fused.fuse(module, src)
+    handle = handle or hooked()
+    calls.clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        _same(gradient(whole), gradient(module))
+        _same(whole(src), module(src))
+        assert len(calls) in (2, 4)
+        handle.remove()
+        _same(whole(src), module(src))
+        _same(gradient(whole), gradient(module))
+
+
 def test_the_mode_of_one_submodule_is_seen() -> None:
     module, src = Images().eval(), torch.randn(2, 3, 8, 8) + 1
     whole = fused.fuse(module, src)
@@ -205,3 +248,20 @@ def test_errors_tell_the_line_and_the_way_in(
 def test_a_fused_module_tells_how_to_keep_it() -> None:
     with pytest.raises(TypeError, match=r"state_dict\(\)"):
         pickle.dumps(fused.fuse(nn.Linear(6, 6), torch.randn(3, 6)))
+
+
+class Scaled(nn.Module):  # type: ignore[misc]
+    """Writes into an input, which torch.export cannot be given twice."""
+
+    def forward(self, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        one.mul_(1.5)
+        return torch.relu(one) + other
+
+
+def test_what_torch_itself_does_not_expect_is_no_mistake_of_the_call() -> None:
+    torch._dynamo.reset()
+    src, compiled = torch.randn(2, 3), torch.compile(Scaled(), backend="fuseplan")
+    with pytest.raises(ArgumentError, match="takes modules of any kind"):
+        fused.fuse(Scaled(), src, src)
+    one, other = src.clone(), src.clone()
+    torch.testing.assert_close(compiled(one, one), Scaled()(other, other))

@@ -87,6 +87,31 @@ def test_a_norm_in_f32_of_fewer_bits_reads_and_writes_these(dtype: torch.dtype) 
     assert not whole.fusion.cut.left
 
 
+class Narrow(nn.Module):  # type: ignore[misc]
+    """The norm of an f32 residual with a weight of fewer bits, as of a T5 in bf16, and a sum with one."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.rand(width) + 0.5), nn.Parameter(torch.rand(width))
+
+    def forward(self, src: torch.Tensor) -> torch.Tensor:
+        wide = src * torch.rsqrt(src.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return self.weight * wide.to(self.weight.dtype) + self.bias
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_operands_may_have_fewer_bits_than_the_src(dtype: torch.dtype, is_compiled: bool) -> None:
+    torch.manual_seed(0)
+    module, src = Narrow(64).to(dtype), torch.randn(2, 5, 64)
+    torch._dynamo.reset()
+    whole = torch.compile(module, backend="fuseplan") if is_compiled else fused.fuse(module, src)
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(whole(src), module(src), rtol=2**-6, atol=2**-6)
+            module.weight.mul_(2)  # seen by the next call
+
+
 class Converted(nn.Module):  # type: ignore[misc]
     """Conversions in front of operators, behind them, and alone."""
 

@@ -238,7 +238,7 @@ def result_buffer(
     return buffer
 
 
-def dtypes_taken(operand: Operand, src_dtype: str) -> tuple[str, ...]:
+def dtypes_taken(operand: Operand | Result, src_dtype: str) -> tuple[str, ...]:
     """Its own dtype; where that is the compute dtype of floats, also src's, which is widened."""
     row = dtype_of(src_dtype)
     is_widened = operand.per not in IN_SRC_DTYPE and row.is_float and operand.dtype == row.compute

@@ -30,7 +30,8 @@ from fuseplan.ops.affine import Bias
 from fuseplan.ops.gradient import LinearWeightGradient
 from fuseplan.ops.matmul import Product
 from fuseplan.plans.plan import FusionPlan
-from fuseplan.tensors.torch_tensors import DTYPES
+from fuseplan.tensors.arguments import dtypes_taken
+from fuseplan.tensors.torch_tensors import DTYPES, NAMES
 from fuseplan.torch.described import Described
 from fuseplan.torch.eager import Eager
 from fuseplan.torch.given import stands_for
@@ -41,19 +42,17 @@ from fuseplan.torch.lying import (
     by_stride,
     drop_copies,
     first,
-    is_dense,
     joined,
     laid_out,
-    order_of,
 )
 from fuseplan.torch.opening import Opened, joins_rows, opened_of, points
 from fuseplan.torch.operator import launched
 from fuseplan.torch.reader import ReadGraph, read
+from fuseplan.torch.restoring import restore
 
 aten = torch.ops.aten
 VIEWS = {aten.view.default: aten.reshape.default, aten._unsafe_view.default: aten.reshape.default}
 RESHAPES = (*VIEWS, aten.reshape.default, aten.unsqueeze.default)  # elements in their order
-COUNTED = (aten.as_strided.default, aten.as_strided_copy.default)  # views by places in memory
 WITHIN = "fuseplan.within"  # in a launch's meta: the operators that write into the value which joins it
 
 
@@ -126,7 +125,7 @@ def fused(
     for node in module.graph.nodes:
         node.target = VIEWS.get(node.target, node.target)
     drop_copies(module.graph)
-    writer.restore()
+    restore(module.graph)
     computed = {found.makers.get(name) for site in cut.sites for node in site.nodes for name in node.outputs}
     for node in reversed(module.graph.nodes):
         # To torch, attention is no dead code: its dropout would draw random numbers.
@@ -240,12 +239,6 @@ class _Writer:
         self._constants: list[str] = []
         self._laid_out: dict[tuple[fx.Node, tuple[int, ...]], fx.Node] = {}
         self._readings: dict[tuple[fx.Node, tuple[int, ...], torch.dtype], fx.Node] = {}
-        self._output = next(iter(reversed(self._graph.nodes)))
-        self._strides = {
-            node: order_of(node.meta["val"])
-            for node in self._output.all_input_nodes
-            if isinstance(node.meta.get("val"), torch.Tensor)
-        }
 
     def write(self, site: Site, opened: Opened) -> None:
         """A site's call in the place of the operator that makes its last value.
@@ -291,8 +284,6 @@ class _Writer:
         made.meta = {key: each for key, each in head.meta.items() if key != ORDER}
         head.replace_all_uses_with(made)
         self._makers = {name: made if node is head else node for name, node in self._makers.items()}
-        if head in self._strides:
-            self._strides[made] = self._strides.pop(head)
 
     def _src(self, site: Site, opened: tuple[int, ...]) -> fx.Node:
         """The input: an elementwise plan reads it as it lies, where no layout was wanted."""
@@ -331,19 +322,24 @@ class _Writer:
         if isinstance(value, Joined):
             yield from (self._makers[name] for name in value.names)
         elif isinstance(value, str):
-            yield self._value(value, operand, opened.get(operand.key, operand.shape))
+            taken = dtypes_taken(operand, site.plan[operand.step].src.dtype)
+            yield self._value(value, operand, opened.get(operand.key, operand.shape), taken)
         else:
             yield self._constant(np.asarray(value))
 
-    def _value(self, value: str, operand: Operand | Result, opened: tuple[int, ...]) -> fx.Node:
+    def _value(
+        self, value: str, operand: Operand | Result, opened: tuple[int, ...], taken: Sequence[str]
+    ) -> fx.Node:
         node, shape = self._makers[value], operand.shape
         node = self._read_as(node, shape, node.meta["val"].dtype, opened)  # (f, 1, 1) as (f,)
         if operand.spec is not None:
             node = self._read_as(node, shape, DTYPES[operand.dtype], opened)  # as a wider src has it
             return self._lain(node, operand.spec)
-        # A kernel converts it when it is bound; here it may have other elements in each call.
+        # A kernel widens it when it is bound; here it may have other elements in each call.
         is_changing = node.op == "call_function" or self._changing
-        return self._read_as(node, shape, DTYPES[operand.dtype], opened) if is_changing else node
+        if not is_changing and NAMES.get(node.meta["val"].dtype) in taken:
+            return node
+        return self._read_as(node, shape, DTYPES[operand.dtype], opened)
 
     def _read_as(
         self, node: fx.Node, shape: tuple[int, ...], dtype: torch.dtype, told: tuple[int, ...]
@@ -377,19 +373,3 @@ class _Writer:
             tensor = torch.from_numpy(np.ascontiguousarray(value)).to(self._device)
         self._module.register_buffer(name, tensor, persistent=False)
         return self._graph.get_attr(name)
-
-    def restore(self) -> None:
-        """The graph's outputs, and tensors whose memory torch counts out, lie as torch's do."""
-        for node, order in self._strides.items():
-            self._restored(self._output, node, order)
-        for node in list(self._graph.nodes):
-            if node.target in COUNTED:
-                self._restored(node, node.args[0], order_of(node.args[0].meta["val"]))
-
-    def _restored(self, reader: fx.Node, node: fx.Node, order: list[int]) -> None:
-        """Torch's own results follow the order of a plan's; a tensor with gaps or repeats is its view."""
-        if node.op != "call_function" or not is_dense(node.meta["val"], order):
-            return
-        with self._graph.inserting_before(reader):
-            made = self._graph.call_function(laid_out, (node, tuple(order)))
-        reader.replace_input_with(node, made)

@@ -6,6 +6,7 @@ torch.export takes seconds: its graph is kept in the cache folder under a key of
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import operator
 import os
@@ -45,6 +46,7 @@ NO_TREE = (
 NOT_CALLED = "does `module(*example_inputs)` run?"
 # Files of torch's and Python's own, and code that they make.
 FOREIGN = (*(os.path.dirname(each) + os.sep for each in (torch.__file__, os.__file__, __file__)), "<")
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 Place = tuple[dict[str, Any], str, nn.Module]  # a submodule's parameters or buffers, a name, the submodule
 
 
@@ -124,6 +126,9 @@ class Held:
         self._modes = [each.training for each in self._modules]
         self._parents = [each for each in self._modules if each._modules]
         self._children = [dict(each._modules) for each in self._parents]
+        below = self._modules[1:]  # the module's own are called around the fused call
+        self._hooks = [hooks for each in below for hooks in map(vars(each).__getitem__, HOOKS)]
+        self._hooked = [dict(each) for each in self._hooks if each]
         self._types = _types(self.tensors)
         paths: dict[torch.Tensor, list[str]] = {}
         for named in (module.named_parameters, module.named_buffers):
@@ -136,7 +141,7 @@ class Held:
         return {**self.__dict__, "_seen": ([], alike())}
 
     def current(self) -> list[torch.Tensor] | None:
-        """The tensors; None where submodules, modes, types or shared tensors are not those exported.
+        """The tensors; None where submodules, hooks, modes, types or shared tensors are not those exported.
 
         The same list again says that they are the same, and look and lie as they did.
         """
@@ -145,6 +150,7 @@ class Held:
             tensors is not None
             and [each.training for each in self._modules] == self._modes
             and [each._modules for each in self._parents] == self._children
+            and [*filter(None, self._hooks)] == self._hooked
             and all(_tensor(*place) is _tensor(*tie[0]) for tie in self._ties for place in tie)
         )
         return tensors if is_current else None
@@ -195,6 +201,7 @@ def exported(
         ArgumentError: torch.export does not take the module, its tensors lie on several devices, or its call
             writes into buffers or inputs.
     """
+    module = _unhooked(module)
     inputs, kwargs = _apart(module, (tuple(inputs), dict(kwargs)))
     tensors = [*module.parameters(), *module.buffers(), *pytree.tree_leaves(inputs)]
     devices = {each.device for each in tensors if isinstance(each, torch.Tensor)}
@@ -224,6 +231,15 @@ def exported(
     except (UnseenError, UnwrittenError):
         found = found or [_exported(module, inputs, kwargs, device)]
     return found[0]
+
+
+def _unhooked(module: nn.Module) -> nn.Module:
+    """The module without its own hooks, which are called around the fused call; those of submodules stay."""
+    made = copy.copy(module)
+    vars(made).update(
+        {name: type(hooks)() for name, hooks in vars(module).items() if name in HOOKS and hooks}
+    )
+    return made if any(vars(module)[name] for name in HOOKS) else module
 
 
 def _apart(module: nn.Module, given: Any) -> Any:
@@ -291,6 +307,7 @@ def _told(module: nn.Module, error: Exception) -> str:
     own = [each for each in frames if not each.filename.startswith(FOREIGN)]
     place = f"\n  {own[-1].filename}:{own[-1].lineno}: {own[-1].line}" if own else ""
     is_own = type(error).__module__ == "builtins" and not isinstance(error, RuntimeError)
+    is_own = is_own and (bool(own) or not isinstance(error, AssertionError))  # else one of torch's own
     remedy = (
         NO_TREE if "in output, which is not a known type" in reason else NOT_CALLED if is_own else COMPILED
     )

@@ -28,8 +28,8 @@ from fuseplan.torch.reporting import report_of, trace
 
 Form = tuple[Any, ...]  # what a call's arguments look like
 OTHER_CALL = (
-    "this call has other tensors, submodules, another mode or autocast than the example that the module was "
-    "fused for, and runs as torch does: fuse the module with such an example too"
+    "this call has other tensors, submodules, hooks, another mode or autocast than the example that the "
+    "module was fused for, and runs as torch does: fuse the module with such an example too"
 )
 NOT_CARRIED = (
     "a fused module is code of this process and cannot be pickled: save its `state_dict()`, and fuse the "
@@ -53,8 +53,9 @@ def fuse(
 
     The module is exported as it computes in its present mode. Parameters, buffers and submodules of the
     result are those of `module`, and no class is changed: `state_dict`, `.to()` and optimizers see the same
-    tensors, and a weight that is changed is seen by the next call. The result has the attribute `report`: the
-    plans, and why other operators are in none; and `fusion`, which has the graph and the plans as records.
+    tensors, and a weight that is changed is seen by the next call; numbers and other attributes, such as the
+    epsilon of a norm, are those of the export. The result has the attribute `report`: the plans, and why
+    other operators are in none; and `fusion`, which has the graph and the plans as records.
 
     Args:
         module: the module, on the device that it is to run on.

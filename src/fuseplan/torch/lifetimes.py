@@ -18,7 +18,7 @@ from fuseplan.tensors.torch_tensors import DTYPES
 from fuseplan.torch.cutting import WITHIN
 from fuseplan.torch.kernels import ALIGNMENT as VECTOR
 from fuseplan.torch.kernels import given_of, operands_in, plan_on
-from fuseplan.torch.lying import beside, first, joined, laid_out
+from fuseplan.torch.lying import beside, first, joined, laid_out, tells_views
 from fuseplan.torch.operator import launched, readable
 
 aten = torch.ops.aten
@@ -102,7 +102,7 @@ class Lifetimes:
             if node.op != "call_function" or node in self.known or node.target is launched:
                 continue
             is_near = not results.isdisjoint(node.all_input_nodes)
-            is_computing = node.target not in COPYING and not _tells_views(node)
+            is_computing = node.target not in COPYING and not tells_views(node)
             found += [node] if is_near and is_computing else []
             results |= {node} if is_near or is_computing else set()
         return found
@@ -187,7 +187,7 @@ class _Values:
 
     def is_copy(self, node: fx.Node) -> bool:
         """Whether the value is a function of what it reads, in memory of its own that stays in the graph."""
-        is_known = node.target in COPYING or _tells_views(node) or _is_repeatable(node)
+        is_known = node.target in COPYING or tells_views(node) or _is_repeatable(node)
         return is_known and self.leaving.isdisjoint(storages(self.found[node]))
 
     def is_read_in_place(self, node: fx.Node) -> bool:
@@ -246,7 +246,7 @@ def _may_view(node: fx.Node) -> bool:
     if not isinstance(node.target, torch._ops.OpOverload):
         return True
     composite = "CompositeImplicitAutograd"  # such operators tell nothing of their parts
-    return _tells_views(node) or torch._C._dispatch_has_kernel_for_dispatch_key(node.target.name(), composite)
+    return tells_views(node) or torch._C._dispatch_has_kernel_for_dispatch_key(node.target.name(), composite)
 
 
 def _is_repeatable(node: fx.Node) -> bool:
@@ -255,11 +255,6 @@ def _is_repeatable(node: fx.Node) -> bool:
     if not isinstance(operator, torch._ops.OpOverload) or operator in UNWRITTEN:
         return False
     return not operator._schema.is_mutable and torch.Tag.nondeterministic_seeded not in operator.tags
-
-
-def _tells_views(node: fx.Node) -> bool:
-    is_op = isinstance(node.target, torch._ops.OpOverload)
-    return is_op and any(each.alias_info is not None for each in node.target._schema.returns)
 
 
 def _empty(tensor: torch.Tensor) -> torch.Tensor:

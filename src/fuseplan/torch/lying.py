@@ -38,6 +38,12 @@ def order_of(tensor: torch.Tensor) -> list[int]:
     return by_stride(tensor.stride())
 
 
+def tells_views(node: fx.Node) -> bool:
+    """Whether an operator of torch's tells that its results share memory with what it reads."""
+    is_op = isinstance(node.target, torch._ops.OpOverload)
+    return is_op and any(each.alias_info is not None for each in node.target._schema.returns)
+
+
 def known_order(node: fx.Node) -> list[int]:
     """The axes in memory of a plan's result, or of it with its axes permuted; none of other values."""
     if node.target is aten.permute.default:
@@ -53,8 +59,9 @@ def known_order(node: fx.Node) -> list[int]:
 
 
 def is_in_order(shape: Sequence[int], one: Sequence[int], other: Sequence[int]) -> bool:
-    """Whether two orders of axes are the same, but for those with one element."""
-    first, second = ([each for each in order if shape[each] > 1] for order in (one, other))
+    """Whether two orders of axes are the same, but for those with one element, or none."""
+    few = [axis for axis, extent in enumerate(shape) if isinstance(extent, int) and extent < 2]  # open: more
+    first, second = ([each for each in order if each not in few] for order in (one, other))
     return first == second
 
 

@@ -32,7 +32,7 @@ def points(given: fx.GraphModule) -> tuple[fx.GraphModule, fx.GraphModule | None
     if not opened:
         return given, None
     solver = opened[0].node.shape_env
-    known = getattr(solver, "backed_var_to_val", None) or solver.var_to_val
+    known = solver.backed_var_to_val if hasattr(solver, "backed_var_to_val") else solver.var_to_val
     symbols = {symbol for extent in opened for symbol in extent.node.expr.free_symbols if symbol in known}
     example = {symbol: int(known[symbol]) for symbol in symbols}
     taken, other = {extent for extent in extents if type(extent) is int} | {*example.values()}, Numbers()

@@ -1,0 +1,123 @@
+"""Callers, and operators of torch's that read memory by places, get values as torch's own lie."""
+
+import copy
+import operator
+import warnings
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fuseplan.torch
+
+
+def compiled(module: nn.Module, *_: Any) -> Callable[..., Any]:
+    torch._dynamo.reset()
+    made: Callable[..., Any] = torch.compile(module, backend="fuseplan")
+    return made
+
+
+def storages(tensors: Any) -> list[bool]:
+    """Which tensors share memory, by pairs."""
+    places = [each.untyped_storage().data_ptr() for each in tensors]
+    return [operator.eq(*pair) for pair in product(places, repeat=2)]
+
+
+class Crossed(nn.Module):  # type: ignore[misc]
+    """A group norm whose gradient is that of a product over its channels, and of their sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.GroupNorm(4, 32), nn.Linear(32, 32)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        rows = self.norm(image).flatten(2).transpose(1, 2)
+        return rows + self.linear(rows)
+
+
+class Convolved(nn.Module):  # type: ignore[misc]
+    """A group norm of what a convolution gives with its channels last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv1d(8, 16, 3, padding=1), nn.GroupNorm(4, 16)
+
+    def forward(self, src: torch.Tensor) -> torch.Tensor:
+        return self.norm(torch.relu(self.conv(src)))
+
+
+@pytest.mark.parametrize(("module", "shape"), [(Crossed, (3, 32, 4, 5)), (Convolved, (3, 8, 13))])
+def test_gradients_of_group_norm_are_of_values_as_torch_lays_them(
+    module: type[nn.Module], shape: tuple[int, ...]
+) -> None:
+    torch.manual_seed(0)
+    plain, src = module(), torch.randn(shape)
+    wide = copy.deepcopy(plain).double()
+    factors = torch.randn_like(plain(src))
+    (compiled(plain)(src) * factors).sum().backward()
+    (wide(src.double()) * factors.double()).sum().backward()
+    for got, want in zip(plain.parameters(), wide.parameters(), strict=True):
+        assert got.grad is not None
+        torch.testing.assert_close(got.grad.double(), want.grad, rtol=1e-4, atol=1e-4)
+
+
+VIEWS: list[Callable[[torch.Tensor], tuple[torch.Tensor, ...]]] = [
+    lambda value: (value[:, ::2], value),
+    lambda value: (value, value.permute(0, 2, 3, 1), value.flatten(2)),
+    lambda value: value.chunk(2, 1),
+    lambda value: (value[..., 1:].transpose(1, 2), value[:, 0]),
+]
+
+
+class Viewed(nn.Module):  # type: ignore[misc]
+    """Views of what a convolution gives."""
+
+    def __init__(self, views: Callable[[torch.Tensor], tuple[torch.Tensor, ...]]) -> None:
+        super().__init__()
+        self.conv, self.views = nn.Conv2d(4, 8, 3, padding=1), views
+
+    def forward(self, image: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return self.views(torch.relu(self.conv(image)))
+
+
+@pytest.mark.parametrize("views", VIEWS)
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("make", [fuseplan.torch.fuse, compiled])
+def test_views_among_outputs_share_memory_and_strides_as_in_torch(
+    views: Any, last: bool, make: Callable[..., Any]
+) -> None:
+    kind = torch.channels_last if last else torch.contiguous_format
+    module, image = Viewed(views).eval(), torch.randn(2, 4, 6, 5).to(memory_format=kind)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        want, got = module(image), make(module, image)(image)
+    assert [each.stride() for each in got] == [each.stride() for each in want]
+    assert storages(got) == storages(want)
+    for one, other in zip(got, want, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+class Chosen(nn.Module):  # type: ignore[misc]
+    """Rows that the elements of a tensor choose: torch knows their number in a call alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 8)
+
+    def forward(self, src: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        rows = torch.relu(self.linear(src[src.sum(-1) > 0]))
+        return rows, rows.t(), rows.nonzero(), src[src > 0].exp() * 2
+
+
+@pytest.mark.parametrize("make", [fuseplan.torch.fuse, compiled])
+def test_extents_may_depend_on_elements(make: Callable[..., Any]) -> None:
+    torch.manual_seed(0)
+    module, src = Chosen(), torch.randn(5, 16)
+    whole = make(module, src)
+    with torch.no_grad():
+        for each in (src, -src, src * 0):
+            for one, other in zip(whole(each), module(each), strict=True):
+                torch.testing.assert_close(one, other)
