@@ -210,7 +210,7 @@ def test_globals_patched_functions_and_other_examples_are_seen(
 
 
 class Unseen(nn.Module):  # type: ignore[misc]
-    """A tensor that is no buffer, or a call that writes an attribute."""
+    """A tensor that is no buffer, or a call that writes into a list."""
 
     def __init__(self, *, writes: bool) -> None:
         super().__init__()
@@ -231,6 +231,73 @@ def test_calls_that_no_record_tells_are_exported_each_time(looks: list[nn.Module
         _looked_up(module, src)
         assert len(looks) == count
     assert (module.calls, module.seen) == (0, [])
+
+
+@pytest.mark.parametrize(("writes", "why"), [(True, "the call writes into a list"), (False, "Tensor")])
+def test_a_report_tells_why_a_start_is_not_kept(exports: list[nn.Module], writes: bool, why: str) -> None:
+    src = torch.randn(3, 4)
+    for _ in range(2):
+        report = fused.fuse(Unseen(writes=writes), src).report
+        assert why in report.unkept
+        assert f"the next start exports the model again: {report.unkept}" in str(report)
+    assert len(exports) == 2
+    assert fused.fuse(nn.ReLU(), src).report.unkept == ""
+
+
+def test_a_report_tells_that_open_extents_are_not_kept(exports: list[nn.Module]) -> None:
+    batch = ({0: torch.export.Dim("batch")},)
+    assert "open" in fused.fuse(nn.Linear(4, 4), torch.randn(3, 4), dynamic_shapes=batch).report.unkept
+
+
+class Windows(nn.Module):  # type: ignore[misc]
+    """It writes the size of a window, and pools along one axis of an image that lies channels-last.
+
+    torch's average calls `as_strided_` on its result there.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.size = 7
+
+    def forward(self, src: torch.Tensor) -> torch.Tensor:
+        self.size = min(self.size, src.shape[1])
+        parts = src.unflatten(1, (-1, self.size)).relu().flatten(1, 2)
+        return F.adaptive_avg_pool1d(parts.transpose(1, 2), 1).flatten(1)
+
+
+def test_written_numbers_and_changed_strides_are_told(exports: list[nn.Module]) -> None:
+    src = torch.randn(2, 5, 6)
+    for _ in range(2):
+        module = Windows()
+        made = fused.fuse(module, src)
+        assert made.report.unkept == ""
+        torch.testing.assert_close(made(src), Windows()(src))
+    assert len(exports) == 1
+    small = Windows()
+    small.size = 1
+    fused.fuse(small, src)
+    assert len(exports) == 2
+
+
+class Restrided(nn.Module):  # type: ignore[misc]
+    """A tensor of the call that is given other extents in place."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.length = [length]
+
+    def forward(self, src: torch.Tensor) -> torch.Tensor:
+        made = src * 2
+        made.transpose_(0, 1).unsqueeze_(0)
+        return made[:, : self.length[0]].relu()
+
+
+def test_operators_that_change_extents_in_place_are_told(exports: list[nn.Module]) -> None:
+    src = torch.randn(3, 4)
+    for length, count in ((2, 1), (2, 1), (3, 2)):
+        made = fused.fuse(Restrided(length), src)
+        torch.testing.assert_close(made(src), Restrided(length)(src))
+        assert (made.report.unkept, len(exports)) == ("", count)
 
 
 MODEL = """

@@ -25,7 +25,7 @@ from fuseplan.system import limits
 from fuseplan.system.gathering import gathered
 from fuseplan.system.reading import bytes_of, json_of, record
 
-SCHEMA = "fuseplan.report/5"
+SCHEMA = "fuseplan.report/6"
 SHOWN = 6  # names in a line; the others are counted
 
 
@@ -44,6 +44,7 @@ class Report(Printed):
         ends: the reasons why plans end, the most bytes first.
         copies: values that are copied between steps.
         reverted: plans that were found and left to the framework.
+        unkept: why the next start exports the model again; empty where it reads the graph from the cache.
         schema: the version of these records.
     """
 
@@ -57,6 +58,7 @@ class Report(Printed):
     ends: tuple[ReasonRow, ...]
     copies: tuple[CopyRow, ...] = ()
     reverted: tuple[RevertedRow, ...] = ()
+    unkept: str = ""
     schema: str = SCHEMA
 
     def lines(self) -> Iterator[str]:
@@ -101,6 +103,8 @@ def _lines(report: Report) -> Iterator[str]:
         f"traffic: {bytes_text(report.moved_before)} before; {bytes_text(report.moved_after)} after, "
         f"{bytes_text(moved)} of it by copies"
     )
+    if report.unkept:
+        yield f"the next start exports the model again: {report.unkept}"
     yield ""
     yield "plans"
     for alike in gathered((site.plan, site) for site in report.sites).values():

@@ -50,23 +50,25 @@ def outline(module: nn.Module, inputs: Sequence[Any], kwargs: Mapping[str, Any])
     return "\n".join((*lines, str(spec)))
 
 
-def recorded(module: nn.Module, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> Record | None:
-    """The record of a call in the module's present state and mode; None where there is none.
+def recorded(module: nn.Module, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> Record:
+    """The record of a call in the module's present state and mode.
 
-    There is none where the call reads elements, writes attributes of a module, or uses a tensor that is
-    neither a parameter, a buffer, an input nor its own.
+    Raises:
+        UnseenError: the call reads elements, writes attributes of a module, or uses a tensor that is neither
+            a parameter, a buffer, an input nor its own; or it fails.
     """
     return _followed(_Recording(), module, inputs, kwargs)
 
 
 def repeats(record: Record, module: nn.Module, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether a call is what a record tells."""
-    return _followed(_Repeating(record), module, inputs, kwargs) == record
+    try:
+        return _followed(_Repeating(record), module, inputs, kwargs) == record
+    except UnseenError:
+        return False
 
 
-def _followed(
-    calls: _Calls, module: nn.Module, inputs: Sequence[Any], kwargs: Mapping[str, Any]
-) -> Record | None:
+def _followed(calls: _Calls, module: nn.Module, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> Record:
     try:
         with warnings.catch_warnings(), _as_exported(), _unchanged(module):
             warnings.simplefilter("ignore")  # the call's own
@@ -78,8 +80,11 @@ def _followed(
             with calls:
                 made, spec = pytree.tree_flatten(torch.func.functional_call(module, held, args, named))
             return [*calls.record, [f"{calls.told(made)} {spec}", None]]
-    except Exception:  # of the module, or of torch: torch.export tells it then
-        return None
+    except UnseenError:
+        raise
+    except Exception as error:  # of the module, or of torch: torch.export tells it then
+        told = (str(error).strip().splitlines() or [""])[0]
+        raise UnseenError(f"after {len(calls.record)} operators: {type(error).__name__}: {told}") from error
 
 
 def _state(module: nn.Module) -> dict[str, torch.Tensor]:
@@ -138,6 +143,8 @@ class _Calls(TorchDispatchMode):  # type: ignore[misc]
         is_literal = func is torch.ops.aten.lift_fresh.default and not tensors
         told = _literal(args[0]) if is_literal else f"{self.told(args)} {self.told(named)}"
         line = f"{func} {told} {torch.is_grad_enabled()}"
+        if torch.Tag.inplace_view in func.tags:
+            _lie_otherwise(func, args, named)
         made = self.run(line, func, args, named, tensors)
         self.record.append([line, self._results(made, tensors)])
         return made
@@ -234,6 +241,20 @@ def _placed(made: Any, place: str) -> Any:
     return made
 
 
+def _lie_otherwise(func: Any, args: Any, named: dict[str, Any]) -> None:
+    """Gives a followed tensor the new shape and strides of an operator that moves no element.
+
+    Torch's own operators use these: an average pool of channels-last calls `as_strided_` on its result.
+    """
+    was_meta = torch._C._meta_in_tls_dispatch_include()
+    with torch._C._DisableTorchDispatch():
+        torch._C._set_meta_in_tls_dispatch_include(True)
+        try:
+            func(*args, **named)
+        finally:
+            torch._C._set_meta_in_tls_dispatch_include(was_meta)
+
+
 def _literal(value: torch.Tensor) -> str:
     """A tensor of numbers that stand in the code."""
     elements = hashlib.sha256(repr(value.tolist()).encode()).hexdigest()
@@ -271,7 +292,10 @@ def _as_exported() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _unchanged(module: nn.Module) -> Iterator[None]:
-    """Takes back what a call writes into attributes of modules; an UnseenError where it wrote."""
+    """Takes back what a call writes into attributes of modules; an UnseenError where no word tells it.
+
+    A number or a word that is written, such as a window's size, changes nothing that the call has computed.
+    """
     held: list[tuple[Any, Any]] = [(vars(each), dict(vars(each))) for each in module.modules()]
     values = [value for _, kept in held for value in kept.values() if isinstance(value, CONTAINERS)]
     held += [(value, value.copy()) for value in values]
@@ -279,11 +303,24 @@ def _unchanged(module: nn.Module) -> Iterator[None]:
         yield
     finally:
         changed = [pair for pair in held if not _is_same(*pair)]
+        written = [name for pair in changed for name in _untold(*pair)]
         for now, before in changed:
             now.clear()
             now.extend(before) if isinstance(now, list) else now.update(before)
-    if changed:
-        raise UnseenError("a call that writes attributes")
+    if written:
+        raise UnseenError(f"the call writes {', '.join(written)} of a module")
+
+
+def _untold(now: Any, before: Any) -> list[str]:
+    """What was written into a container, except for numbers and words under names that had some."""
+    if not isinstance(now, dict):
+        return [f"into a {type(now).__name__}"]
+    names = (name for name in before | now if now.get(name, now) is not before.get(name, before))
+    return [
+        str(name)
+        for name in names
+        if type(now.get(name, now)) not in SIMPLE or type(before.get(name, before)) not in SIMPLE
+    ]
 
 
 def _is_same(now: Any, before: Any) -> bool:

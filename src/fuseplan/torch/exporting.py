@@ -14,7 +14,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -43,6 +43,7 @@ COMPILED = 'torch.compile(module, backend="fuseplan") takes modules of any kind'
 NO_TREE = (
     "return tensors in tuples, lists or dicts: a model of transformers does with `config.use_cache = False`"
 )
+OPEN = "its extents are open, and a record of one call does not tell what others compute"
 NOT_CALLED = "does `module(*example_inputs)` run?"
 # Files of torch's and Python's own, and code that they make.
 FOREIGN = (*(os.path.dirname(each) + os.sep for each in (torch.__file__, os.__file__, __file__)), "<")
@@ -62,6 +63,7 @@ class Exported:
         functions: the names of the module's torch.autograd.Functions: the graph has their forward alone. None
             where the export could not see them, since no gradient was asked for.
         ranges: the least and the largest numbers of open extents, by torch's expressions.
+        unkept: why the next start exports the module again; empty where it reads this graph.
     """
 
     graph: fx.GraphModule
@@ -71,6 +73,7 @@ class Exported:
     out_spec: Any
     functions: tuple[str, ...] | None
     ranges: Mapping[Any, Any] = field(default_factory=dict)
+    unkept: str = ""
 
     @property
     def inputs(self) -> list[Any]:
@@ -210,7 +213,7 @@ def exported(
         raise ArgumentError(f"a module and its inputs are fused on one device; got {told}")
     device, found = devices.pop(), list[Exported]()
     if dynamic_shapes is not None:
-        return _exported(module, inputs, kwargs, device, dynamic_shapes)
+        return replace(_exported(module, inputs, kwargs, device, dynamic_shapes), unkept=OPEN)
 
     def is_current(data: bytes) -> bool:
         record, told = unpacked(data)
@@ -222,14 +225,13 @@ def exported(
     def make() -> bytes:
         record = recorded(module, inputs, kwargs)
         found.append(_exported(module, inputs, kwargs, device))
-        if record is None:
-            raise UnwrittenError(type(module).__name__)
         return packed([record, found[0].to_json()])
 
     try:
         cache.kept(make, "torch.export", outline(module, inputs, kwargs), is_current=is_current)
-    except (UnseenError, UnwrittenError):
-        found = found or [_exported(module, inputs, kwargs, device)]
+    except (UnseenError, UnwrittenError) as error:
+        made = found[0] if found else _exported(module, inputs, kwargs, device)
+        return replace(made, unkept=str(error))
     return found[0]
 
 

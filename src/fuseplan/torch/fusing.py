@@ -6,6 +6,7 @@ import copy
 import inspect
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from types import FunctionType, MethodType
 from typing import Any, NoReturn
 
@@ -111,7 +112,7 @@ class Fused:
         joins = is_planned and given.device.type == "cpu"
         made: Fusion = fused(given.graph, given.device, choose=mode, inputs=inputs, rules=rules, joins=joins)
         self.cut: Cut = made.cut
-        self.report: Report = report_of(made, given.device)
+        self.report: Report = replace(report_of(made, given.device), unkept=given.unkept)
         trace(lambda: self.report)
         self._module, self._graph = module, made.module
         self._in, self._out = given.in_spec, given.out_spec
