@@ -31,7 +31,7 @@ class Cumsum(UnaryOp):
     reverse: bool = False
 
     @property
-    def adjoint(self) -> Op:
+    def backward(self) -> Op:
         return replace(self, reverse=not self.reverse)
 
     def along(self, x: Array, axis: int, by: Arithmetic) -> Array:

@@ -30,7 +30,6 @@ from fuseplan.graph.layer import Layer
 from fuseplan.graph.node import Node
 from fuseplan.op import Op
 from fuseplan.ops.embedding import Embedding
-from fuseplan.ops.parts import Rotary
 from fuseplan.stores.cache import fingerprint
 from fuseplan.torch.cutting import fused
 from fuseplan.torch.eager import Eager
@@ -63,8 +62,9 @@ register_lowering(RUN, type_promotion_kind=None)(_lowered)
 
 
 def _is_taken(op: Op) -> bool:
-    """Whether plans compute an operator: a product, a convolution, attention or a rotation."""
-    return op.kind == "attention" or "weight" in op.operand_fields or isinstance(op, Rotary)
+    """Whether plans compute an operator: a product, a convolution, attention, or a rotation of parts."""
+    is_turn = op.has_parts and bool(op.operand_fields)
+    return op.kind == "attention" or "weight" in op.operand_fields or is_turn
 
 
 def has_weights(site: Site) -> bool:
