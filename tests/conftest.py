@@ -56,7 +56,7 @@ def registries() -> Iterator[None]:
     yield
     ops.BY_NAME.clear()
     ops.BY_NAME.update(operators)
-    vars(cpu)["templates"] = templates
+    cpu.have(templates)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -143,7 +143,17 @@ class Backend(ABC):
     @property
     @abstractmethod
     def templates(self) -> tuple[type[Template], ...]:
-        """Its templates, the best first; whoever asks first loads their modules."""
+        """Its templates, the best first; whoever asks first loads their modules. A cached property."""
+
+    @property
+    def templates_met(self) -> tuple[type[Template], ...]:
+        """The templates as far as they are loaded: only then may there be one from outside the package."""
+        met: tuple[type[Template], ...] = vars(self).get("templates", ())
+        return met
+
+    def have(self, templates: tuple[type[Template], ...]) -> None:
+        """Has these templates from now on."""
+        vars(self)["templates"] = templates
 
     def fingerprint(self) -> str | None:
         """The toolchain's versions, part of the cache's key; None where there is no code worth storing."""
