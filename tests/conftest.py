@@ -56,7 +56,7 @@ def registries() -> Iterator[None]:
     yield
     ops.BY_NAME.clear()
     ops.BY_NAME.update(operators)
-    cpu.have(templates)
+    vars(cpu)["templates"] = templates
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -92,7 +92,7 @@ def register_template(kind: TemplateClass, backend: str = "cpu") -> TemplateClas
             raise ArgumentError(
                 f"`{kind.name}` is a template of {backend} already, {_place(known)}: set another `name`"
             )
-    made.have((kind, *others))
+    vars(made)["templates"] = (kind, *others)  # where the backend's cached property keeps them
     return kind
 
 

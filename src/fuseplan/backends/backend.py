@@ -148,12 +148,7 @@ class Backend(ABC):
     @property
     def templates_met(self) -> tuple[type[Template], ...]:
         """The templates as far as they are loaded: only then may there be one from outside the package."""
-        met: tuple[type[Template], ...] = vars(self).get("templates", ())
-        return met
-
-    def have(self, templates: tuple[type[Template], ...]) -> None:
-        """Has these templates from now on."""
-        vars(self)["templates"] = templates
+        return tuple(vars(self).get("templates", ()))
 
     def fingerprint(self) -> str | None:
         """The toolchain's versions, part of the cache's key; None where there is no code worth storing."""

@@ -49,7 +49,8 @@ def _kept(
     if toolchain is None or any(foreign.fingerprint(each) != "" for each in backend.templates_met):
         return choose()
     preferred = found.template if found else ""
-    parts = ("choice", kernel.sized_text, repr(accuracy), machine_text(target), toolchain, preferred)
+    extents = str(kernel.src.shape)  # an open axis has none in the text, and may have any in the estimate
+    parts = ("choice", kernel.text, extents, repr(accuracy), machine_text(target), toolchain, preferred)
     made: list[Choice] = []
 
     def is_current(data: bytes) -> bool:

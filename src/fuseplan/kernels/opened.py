@@ -72,12 +72,6 @@ class Opened:
         return 1 if self.open_axis is None else self.src.shape[self.open_axis] // self.open_each
 
     @property
-    def sized_text(self) -> str:
-        """The kernel's text, and src's extents where the text leaves one open: a choice is made for both."""
-        kernel: Any = self
-        return str(kernel.text) if self.open_axis is None else f"{kernel.text}\n{self.src.shape}"
-
-    @property
     def representative(self) -> Any:
         """The kernel with the representative's number in the place of the open extent; itself without one."""
         kernel: Any = self

@@ -25,6 +25,7 @@ class Cumsum(UnaryOp):
     torch = "cumsum"
     kind = "scan"
     missing, beside = Reason.NO_SCAN, Reason.BESIDE_SCAN
+    error_scale = "the sum of |terms|, and the result of each function of the formulas"
 
     axis: int = -1
     exclusive: bool = False
