@@ -20,8 +20,6 @@ from fuseplan.op import Elementwise, Given, Op, operator
 from fuseplan.ops.activation import Gelu, Relu, Sigmoid, Silu
 from fuseplan.scalar import Scalar, leaf
 
-GATES = ("first", "second")
-
 
 class Parted(Elementwise):
     """An elementwise operator whose formulas read, or make, several parts of one axis.
@@ -68,7 +66,7 @@ class Gated(Parted):
     """What a gated product and its gradient share: the fields, and the two parts of src."""
 
     activation: Elementwise = inner(default=Sigmoid())
-    gate: str = word(GATES, default="second")
+    gate: str = word(("first", "second"), default="second")
     axis: str = "last"
     interleaved: bool = False
     makes: ClassVar[int] = 1

@@ -29,7 +29,6 @@ from fuseplan.graph.cut import Site
 from fuseplan.graph.layer import Layer
 from fuseplan.graph.node import Node
 from fuseplan.op import Op
-from fuseplan.ops.embedding import Embedding
 from fuseplan.stores.cache import fingerprint
 from fuseplan.torch.cutting import fused
 from fuseplan.torch.eager import Eager
@@ -69,7 +68,7 @@ def _is_taken(op: Op) -> bool:
 
 def has_weights(site: Site) -> bool:
     """Whether the site's plan has such an operator; Inductor looks up rows in the kernel that reads them."""
-    is_lookup = len(site.plan.ops) == 1 and isinstance(site.plan.ops[0], Embedding)
+    is_lookup = len(site.plan.ops) == 1 and site.plan.ops[0].looks_up
     return not is_lookup and any(map(_is_taken, site.plan.ops))
 
 
