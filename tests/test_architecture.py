@@ -8,6 +8,7 @@ with its exact size and its reason: the list may only shrink.
 import ast
 import importlib
 import inspect
+import re
 import subprocess
 import sys
 import tomllib
@@ -17,7 +18,13 @@ from types import ModuleType
 
 import pytest
 
-from fuseplan.op import Elementwise
+from fuseplan.op import Elementwise, Op
+from fuseplan.ops import UNARY
+from fuseplan.ops.conversion import Dequantize, Quantize
+from fuseplan.ops.dropout import Dropout
+from fuseplan.ops.dynamic import DynamicQuantize
+from fuseplan.ops.losses import LOSSES
+from fuseplan.ops.parts import PARTED
 from fuseplan.stores.cache import NO_KERNELS, fingerprint_of
 from fuseplan.system.limits import limits
 
@@ -56,6 +63,8 @@ ENTRANCES = {"__init__", "__main__"}  # the package's own front door may import 
 LINES_A_MODULE = 400
 LINES_A_FUNCTION = 50
 NESTING = 3
+FACTS_IN_CLASS = (*UNARY, *PARTED, *LOSSES, Quantize, Dequantize, DynamicQuantize, Dropout)
+FILES_AN_OPERATOR = 8
 LINES_AN_IMPORT = 14_400  # of the 73,000 that there are; a millisecond is about a hundred
 EXCESSES_AT_MOST = 0  # lower this when an entry of allowed_excess.toml goes; never raise it
 
@@ -195,6 +204,14 @@ def test_budgets_are_kept() -> None:
     found = dict(excesses())
     listed = {entry["what"]: entry["size"] for entry in allowed}
     assert found == listed, "over budget, or smaller than its entry: bring the code or the list up to date"
+
+
+@pytest.mark.parametrize("op", FACTS_IN_CLASS, ids=lambda op: op.name)
+def test_few_files_know_an_operator_whose_class_has_the_facts(op: type[Op]) -> None:
+    known = re.compile(rf"""\b{op.__name__}\b|["']{op.name}["']|^{op.name} = """, re.MULTILINE)
+    files = [*MODULES, *PACKAGE.rglob("*.toml")]
+    found = [str(path.relative_to(PACKAGE)) for path in files if known.search(path.read_text())]
+    assert len(found) <= FILES_AN_OPERATOR, found
 
 
 def undocumented(module: ModuleType) -> Iterator[str]:

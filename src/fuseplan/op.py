@@ -76,6 +76,7 @@ class Op(ABC):
         onnx: ONNX's name of the operator; None where ONNX has none.
         torch: PyTorch's, in torch.nn.functional or torch.
         has_parts: its formula reads an axis of src in parts.
+        looks_up: src has indices of rows of its weight, which a kernel reads as src.
         is_gradient: of a weight; operators beside it in a kernel have no tensors.
     """
 
@@ -84,6 +85,7 @@ class Op(ABC):
     onnx: ClassVar[str | None] = None
     torch: ClassVar[str | None] = None
     has_parts: ClassVar[bool] = False
+    looks_up: ClassVar[bool] = False
     is_gradient: ClassVar[bool] = False
     operand_fields: ClassVar[Mapping[str, OperandField]] = {}
     result_fields: ClassVar[Mapping[str, ResultField]] = {}

@@ -8,11 +8,10 @@ import pytest
 import torch
 
 import fuseplan
-from device.guarded import inputs, output
-from device.test_numeric import KIND, _candidates, made
-from device.test_training import deviation, walls
+from device.guarded import inputs
+from device.repeats import assert_repeated
+from device.test_numeric import KIND, _candidates
 from fuseplan.backends.triton.templates.reduction import GpuReduction
-from fuseplan.measure.data import evaluated
 
 DTYPES = ("f16", "bf16", "f32", "f64")
 PLANS = (
@@ -83,23 +82,7 @@ def _cases() -> Iterator[Any]:
 
 @pytest.mark.parametrize(("place", "text"), list(_cases()))
 def test_every_output_is_within_the_bound(place: int, text: str) -> None:
-    compiled = made(GpuReduction, place, text)
-    plan = compiled.plan
-    tensors = inputs(plan, 1)
-    want, exact = evaluated(plan, tensors)
-    bound = compiled.bind(**{key: tensor for key, tensor in tensors.items() if key != "src"})
-    seen: list[tuple[Any, ...]] = []
-    for _ in range(REPEATS):
-        out, results = output(plan), walls(plan)
-        bound(tensors["src"], out.tensor, **{key: wall.tensor for key, wall in results.items()})
-        assert out.stands
-        assert all(wall.stands for wall in results.values())
-        seen.append((out.tensor, *(wall.tensor for wall in results.values())))
-    assert deviation(plan, seen[0][0], want, plan.output.dtype) <= 1
-    for tensor, (key, value) in zip(seen[0][1:], exact.items(), strict=True):
-        assert deviation(plan, tensor, value, plan.src.dtype) <= 1, key
-    for again in seen[1:]:
-        assert all(torch.equal(one, other) for one, other in zip(seen[0], again, strict=True))
+    assert_repeated(GpuReduction, place, text)
 
 
 @pytest.mark.parametrize("axis", [0, 1])

@@ -3,13 +3,10 @@
 from itertools import product
 
 import pytest
-import torch
 
-from device.guarded import inputs, output
-from device.test_numeric import KIND, _candidates, made
-from device.test_training import deviation
+from device.repeats import assert_repeated
+from device.test_numeric import KIND, _candidates
 from fuseplan.backends.triton.templates.scan import GpuScan
-from fuseplan.measure.data import evaluated
 
 DTYPES = ("f16", "bf16", "f32", "f64")
 PLANS = (
@@ -24,7 +21,6 @@ PLANS = (
     "[2x40x57x55, nhwc] -> cumsum(1, reverse=True)",
     "[2x30x50x7, strides=1:10000:200:20] -> add -> cumsum(1)",
 )
-REPEATS = 8
 CASES = [
     pytest.param(place, dtype + chain, id=f"{place}-{dtype}{chain}")
     for dtype, chain in product(DTYPES, PLANS)
@@ -34,16 +30,4 @@ CASES = [
 
 @pytest.mark.parametrize(("place", "text"), CASES)
 def test_every_output_is_within_the_bound(place: int, text: str) -> None:
-    compiled = made(GpuScan, place, text)
-    plan = compiled.plan
-    tensors = inputs(plan, 1)
-    want, _ = evaluated(plan, tensors)
-    bound = compiled.bind(**{key: tensor for key, tensor in tensors.items() if key != "src"})
-    seen = []
-    for _ in range(REPEATS):
-        out = output(plan)
-        bound(tensors["src"], out.tensor)
-        assert out.stands
-        seen.append(out.tensor)
-    assert deviation(plan, seen[0], want, plan.output.dtype) <= 1
-    assert all(torch.equal(seen[0], again) for again in seen[1:])
+    assert_repeated(GpuScan, place, text)

@@ -10,6 +10,7 @@ import pytest
 import fuseplan
 from fuseplan.backends import backend_of
 from fuseplan.errors import ArgumentError
+from fuseplan.execution.select import select
 from fuseplan.execution.stages import decide
 from fuseplan.stores import cache, tuned
 from fuseplan.stores.tuned import Tuned
@@ -50,6 +51,16 @@ def test_a_stored_choice_goes_before_the_cost_models() -> None:
     assert decide(PLAN, "cpu", tuned=False).choice == before.choice
     compiled = fuseplan.compile(PLAN)
     assert compiled.choice.template.text == chosen.template
+
+
+def test_extents_of_an_open_axis_have_choices_of_their_own() -> None:
+    plan = "f32[*x64] -> matmul(256)"
+    chosen, records = choice_for(plan, 1), decide(plan, "cpu")
+    tuned.keep(chosen)
+    assert decide(plan, "cpu").choice.tuned == chosen
+    other = records.kernel.with_extent(1)
+    assert other.text == records.kernel.text
+    assert select(other, records.target).tuned is None
 
 
 @pytest.mark.parametrize("field", ["processor", "accuracy", "target", "kernel"])

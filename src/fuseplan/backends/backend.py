@@ -143,7 +143,12 @@ class Backend(ABC):
     @property
     @abstractmethod
     def templates(self) -> tuple[type[Template], ...]:
-        """Its templates, the best first; whoever asks first loads their modules."""
+        """Its templates, the best first; whoever asks first loads their modules. A cached property."""
+
+    @property
+    def templates_met(self) -> tuple[type[Template], ...]:
+        """The templates as far as they are loaded: only then may there be one from outside the package."""
+        return tuple(vars(self).get("templates", ()))
 
     def fingerprint(self) -> str | None:
         """The toolchain's versions, part of the cache's key; None where there is no code worth storing."""

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from math import prod
+from typing import Any, TypeVar
 
 from fuseplan.kernels.kernel import Kernel, KernelOperand, Output
 from fuseplan.language.layouts import dense, image_strides
@@ -20,6 +21,7 @@ from fuseplan.language.parts import Split, part_of
 from fuseplan.language.reduction import INDEX
 from fuseplan.scalar import leaves_of
 
+A = TypeVar("A")
 KEPT = "kept()"  # the tensor of one cell's elements that `Lattice.keeping` adds; no key has parentheses
 
 
@@ -29,10 +31,6 @@ class Axis:
 
     extent: int
     steps: tuple[int, ...]
-
-    def holds(self, inner: Axis) -> bool:
-        """Whether a step of this axis goes as far as all steps of `inner`, so that the two are one loop."""
-        return all(step == inner.extent * below for step, below in zip(self.steps, inner.steps, strict=True))
 
 
 class Lattice:
@@ -182,12 +180,17 @@ class Lattice:
         return self.cells if self.is_along else self.cells[:-1]
 
 
-def merged(axes: Iterable[Axis]) -> tuple[Axis, ...]:
-    """Neighbours that are one loop become one."""
-    found: list[Axis] = []
+def are_one(axis: Any, inner: Any) -> bool:
+    """Whether a step of an axis goes as far as all steps of the one inside, so that the two are one loop."""
+    return all(step == below * inner.extent for step, below in zip(axis.steps, inner.steps, strict=True))
+
+
+def merged(axes: Iterable[A]) -> tuple[A, ...]:
+    """Axes, with an extent and steps, of which neighbours that are one loop become one."""
+    found: list[Any] = []
     for axis in axes:
-        around = found.pop().extent if found and found[-1].holds(axis) else 1
-        found.append(Axis(around * axis.extent, axis.steps))
+        around = found.pop().extent if found and are_one(found[-1], axis) else 1
+        found.append(replace(axis, extent=axis.extent * around))  # type: ignore[type-var, attr-defined]
     return tuple(found)
 
 

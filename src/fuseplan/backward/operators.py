@@ -29,7 +29,6 @@ from fuseplan.ops.gradient import (
 from fuseplan.ops.groups import GroupNorm, InstanceNorm
 from fuseplan.ops.losses import CrossEntropy, CrossEntropyBackward
 from fuseplan.ops.matmul import Matmul, Product
-from fuseplan.ops.parts import Glu, GluBackward, Rotary
 from fuseplan.ops.reductions import LogSoftmax, Softmax, Sum
 from fuseplan.ops.row_gradients import (
     GroupNormBackward,
@@ -350,19 +349,3 @@ def _(op: CrossEntropy, walk: Walk, step: Step, chain: Chain) -> Chain:
     wide = chain.then([Piece(Cast(lse.dtype))] if lse.dtype != step.dst.dtype else [])
     given = walk.operands(step) | {"lse": step.keys["lse"], "gradient": walk.stored(wide, step).start}
     return Chain(walk.before(step), step.src, (Piece(back, tuple(given.items())),))
-
-
-@gradient.register
-def _(op: Rotary, walk: Walk, step: Step, chain: Chain) -> Chain:
-    if walk.wanted(step):
-        raise refused(step, "the gradients of cos and sin")
-    if op.whole:
-        raise refused(step, "the gradient where each element has a cos and sin of its own")
-    back = Piece(replace(op, inverse=not op.inverse), tuple(walk.operands(step).items()))
-    return chain.then([back])
-
-
-@gradient.register
-def _(op: Glu, walk: Walk, step: Step, chain: Chain) -> Chain:
-    back = GluBackward(op.activation, op.gate, op.axis, op.interleaved)
-    return walk.source(step).then([Piece(back, (("grad", walk.stored(chain, step).start),))])

@@ -24,6 +24,7 @@ from fuseplan.messages.reasons import Reason, Refusal
 from fuseplan.op import Elementwise, Op
 from fuseplan.ops.affine import Add, Mul
 from fuseplan.ops.conversion import Cast
+from fuseplan.ops.parts import Parted
 from fuseplan.ops.reductions import Sum
 from fuseplan.ops.save import Save
 from fuseplan.ops.unary import UnaryOp
@@ -291,16 +292,19 @@ def gradient(op: Op, walk: Walk, step: Step, chain: Chain) -> Chain:
 
 @gradient.register
 def _(op: Elementwise, walk: Walk, step: Step, chain: Chain) -> Chain:
-    if op.has_parts:
-        raise refused(step)
     return walk.elementwise(step, chain)
 
 
 @gradient.register
-def _(op: UnaryOp, walk: Walk, step: Step, chain: Chain) -> Chain:
-    if op.adjoint is None:
+def _(op: UnaryOp | Parted, walk: Walk, step: Step, chain: Chain) -> Chain:
+    back = op.backward
+    if walk.wanted(step):
+        raise refused(step, f"the gradients of {' and '.join(op.operand_fields)}")
+    if back is None:
         raise refused(step)
-    return chain.then([Piece(op.adjoint)])
+    if "grad" in back.operand_fields:
+        return walk.source(step).then([Piece(back, (("grad", walk.stored(chain, step).start),))])
+    return chain.then([Piece(back, tuple(walk.operands(step).items()))])
 
 
 @gradient.register

@@ -215,7 +215,8 @@ def build_ahead(every: Sequence[Records]) -> None:
     if info is None or info.path is None or info.problem is not None:
         return
     with cache.lock(cache.key_of("ahead")):
-        made = sorted(_missing(every), key=lambda each: -len(each.source.text))
+        made = [each for key, each in missing.items() if not cache.holds(key)]
+        made.sort(key=lambda each: -len(each.source.text))
         pairs = [(each.kernel, each.choice.template) for each in made]
         how = {"workers": min(len(pairs), available_threads()), "seconds": limits.COMPILER_SECONDS}
         with contextlib.suppress(BuildError, OSError):  # no toolchain, or no more processes
@@ -223,8 +224,8 @@ def build_ahead(every: Sequence[Records]) -> None:
                 pass
 
 
-def _missing(every: Sequence[Records]) -> list[Records]:
-    """The records of each kernel that is neither in this process nor on disk, one a kernel."""
+def _missing(every: Sequence[Records]) -> dict[bytes, Records]:
+    """The records of each kernel that is neither in this process nor on disk, by the kernel's key."""
     found: dict[bytes, Records] = {}
     for each in every:
         backend = backend_of(each.target.backend)
@@ -235,7 +236,7 @@ def _missing(every: Sequence[Records]) -> list[Records]:
             found.setdefault(key, each)
     with _guard:
         held = {key for key, _ in _programs}
-    return [each for key, each in found.items() if key not in held and not cache.holds(key)]
+    return {key: each for key, each in found.items() if key not in held and not cache.holds(key)}
 
 
 def load(template: Template, kernel: Kernel, target: Target, source: Source, code: bytes) -> Program:

@@ -46,8 +46,7 @@ def _kept(
         toolchain = backend.fingerprint()
     except ImportError:  # the build says what to install
         return choose()
-    known = vars(backend).get("templates", ())  # as far as they are loaded: only then are there others' ones
-    if toolchain is None or any(foreign.fingerprint(each) != "" for each in known):
+    if toolchain is None or any(foreign.fingerprint(each) != "" for each in backend.templates_met):
         return choose()
     preferred = found.template if found else ""
     extents = str(kernel.src.shape)  # an open axis has none in the text, and may have any in the estimate

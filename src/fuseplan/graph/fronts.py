@@ -13,7 +13,6 @@ from fuseplan.graph.region import regions
 from fuseplan.graph.rules import Rule
 from fuseplan.graph.write import Stage, Unwritten, written
 from fuseplan.language.tensor import TensorSpec
-from fuseplan.ops.embedding import Embedding
 
 Front = tuple[str, tuple[Node, ...], list[Stage]]  # the value that is read, nodes and operators
 
@@ -57,7 +56,7 @@ def spines(graph: Graph, node: Node, known: Collection[str]) -> list[str]:
 def src_of(graph: Graph, name: str, stages: Sequence[Stage], src: TensorSpec) -> TensorSpec:
     """The input of a plan of these operators: `src` in the value's own dtype, or indices."""
     read = graph.types[name]
-    return read.spec() if stages and isinstance(stages[0].op, Embedding) else src.with_dtype(read.dtype)
+    return read.spec() if stages and stages[0].op.looks_up else src.with_dtype(read.dtype)
 
 
 def _before(graph: Graph, node: Node, known: Collection[str]) -> list[str]:
@@ -82,7 +81,7 @@ def _with_lookup(
     name, nodes, stages = front
     maker = graph.made_by.get(name)
     is_free = maker is not None and id(maker) not in claimed and _is_own(graph, name, (*nodes, *pieces))
-    if maker is not None and is_free and isinstance(maker.op, Layer) and isinstance(maker.op.op, Embedding):
+    if maker is not None and is_free and isinstance(maker.op, Layer) and maker.op.op.looks_up:
         indices, table = maker.inputs
         if table in known:
             rows = Stage(maker.op.op, {"weight": graph.constants.get(table, table)})

@@ -31,7 +31,7 @@ from fuseplan.ops.activation import Identity
 from fuseplan.ops.attention import Attention
 from fuseplan.ops.conv import Conv
 from fuseplan.ops.matmul import Product
-from fuseplan.ops.parts import Rotary
+from fuseplan.ops.parts import Parted
 from fuseplan.plans.plan import FusionPlan
 
 NEAR = 0.01  # of the time: estimates that are this close tell nothing, and one launch is less than several
@@ -128,7 +128,7 @@ class _Sites:
                 self._view(node, lies)
         groups: dict[Any, list[Site]] = {}
         for site in self.sites.values():
-            if site.src in lies and [type(op) for op in site.plan.ops] == [Rotary]:
+            if site.src in lies and _is_by_head(site.plan):
                 src, bound = site.plan.src, tuple(site.operands.items())
                 key = site.plan.ops, src.names, src.element_strides, bound
                 groups.setdefault(key, []).append(site)
@@ -327,6 +327,14 @@ class _Sites:
         made = self.graph.types[name]
         records = self.decide(FusionPlan(made.spec(), Identity())) if made.is_spec else None
         return records.choice.seconds if isinstance(records, Records) else math.inf
+
+
+def _is_by_head(plan: FusionPlan) -> bool:
+    """Whether a plan is one operator on parts of an axis, which turns each head by the same tensors."""
+    op, axis = plan.ops[0], plan.src.names.find("h")
+    if len(plan.ops) > 1 or not isinstance(op, Parted) or op.split(plan.src).axis == axis:
+        return False
+    return all(axis not in each.axes for each in plan.operands)
 
 
 def _results(site: Site) -> dict[str, Tensor]:

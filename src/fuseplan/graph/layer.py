@@ -16,7 +16,6 @@ from fuseplan.language.layouts import ROWS
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.messages.excerpt import shown
 from fuseplan.op import Op
-from fuseplan.ops.embedding import Embedding
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.plans.text import operator_text
 from fuseplan.system.locks import cached_property
@@ -59,7 +58,7 @@ class Layer(GraphOp):
             PlanError: no tensor of plans.
         """
         check_count(self, given)
-        if isinstance(self.op, Embedding):
+        if self.op.looks_up:
             return given[0].spec()
         if not given[0].is_spec:
             want = "2 to 5 axes, without an extent of 0, of f64, f32, f16 or bf16"
@@ -70,7 +69,7 @@ class Layer(GraphOp):
 
     def infer(self, given: Sequence[Type]) -> tuple[Type, ...]:
         src = self.src(given)
-        if isinstance(self.op, Embedding):
+        if self.op.looks_up:
             self.op.check_dtype(src)
         dst = self.op.output(src)
         wanted = {each.name: each.shape for each in self.op.operands(src)}
@@ -85,7 +84,7 @@ class Layer(GraphOp):
 
     def evaluate(self, given: Sequence[Tensor], names: str = "") -> tuple[Tensor, ...]:
         """The operator's meaning in float64, rounded to src's dtype; `names` are those of src's axes."""
-        dtype = given[isinstance(self.op, Embedding)].dtype  # a table's, not that of indices
+        dtype = given[self.op.looks_up].dtype  # a table's, not that of indices
         src = self.src([Type(tuple(each.shape), "f64", names) for each in given])
         operands = {key: np.asarray(each, np.float64) for key, each in zip(self.keys, given[1:], strict=True)}
         out, results = self.op.evaluate(np.asarray(given[0], np.float64), operands, {}, names=src.names)

@@ -153,3 +153,11 @@ class Reason:
 
     def __str__(self) -> str:
         return f"{self.sentence}: {self.got}" if self.got else self.sentence
+
+
+class LeftError(Exception):
+    """The row of a front end's table does not hold for a node: the framework runs it."""
+
+    def __init__(self, why: Why, got: object = "") -> None:
+        super().__init__(str(got))
+        self.reason = Reason(why, str(got))

@@ -348,8 +348,8 @@ class Kernel(Opened):
 
     @property
     def reduction(self) -> Reduction:
-        """The centre, a reduction; ValueError in any other kernel."""
-        return self._centre_of(Reduction)
+        """The centre, a reduction, or that of a contraction's result; ValueError in any other kernel."""
+        return self.centre.reduction if isinstance(self.centre, Summary) else self._centre_of(Reduction)
 
     @property
     def attention(self) -> Attend:

@@ -15,7 +15,6 @@ from fuseplan.messages.quantities import bytes_text
 from fuseplan.messages.reasons import Claim, Reason, Refusal, claim, first_refusal
 from fuseplan.op import Op
 from fuseplan.ops import UNARY
-from fuseplan.ops.embedding import Embedding
 from fuseplan.ops.normalization import Normalization
 from fuseplan.ops.ranges import RANGES, Within
 from fuseplan.ops.unary import UnaryOp
@@ -171,7 +170,7 @@ def _are_one(steps: Sequence[Step], centres: Sequence[Step]) -> bool:
 
 def _lookup_claim(plan: FusionPlan, rule: str, parted: Sequence[Step]) -> Claim:
     """Rows of a table are what a kernel of elements or of statistics reads as src."""
-    found = [step for step in plan if isinstance(step.op, Embedding)]
+    found = [step for step in plan if step.op.looks_up]
     is_read = rule in ("pointwise", "normalization") and not parted
     wrong = next((step for step in found if step.index or not is_read), None)
     at, told = (wrong.index, wrong.title) if wrong else (None, None)

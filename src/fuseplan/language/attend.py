@@ -9,19 +9,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from fuseplan.language.arithmetic import ARRAYS, Arithmetic
+from fuseplan.language.slopes import slopes
 from fuseplan.scalar import Scalar, fold, leaf, tanh
-from fuseplan.system.locks import Late
-
-if TYPE_CHECKING:
-    from fuseplan.language import derivative as slopes
-else:
-    slopes = Late("fuseplan.language.derivative")  # gradients alone need it
-
 
 ROWS = 512  # queries of one head whose scores the float64 meaning has in memory at once
 

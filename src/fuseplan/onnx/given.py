@@ -13,17 +13,9 @@ from fuseplan.graph.node import Node, Parts
 from fuseplan.graph.op import GraphOp, Tensor
 from fuseplan.graph.ops import Map
 from fuseplan.graph.type import Type, numpy_dtype
-from fuseplan.graph.why import Reason, Why
+from fuseplan.graph.why import LeftError, Why
 from fuseplan.op import Op
 from fuseplan.scalar import REBUILD, const, fold, leaf
-
-
-class LeftError(Exception):
-    """The table's row does not hold for this node: ONNX runs it."""
-
-    def __init__(self, why: Why, got: object = "") -> None:
-        super().__init__(str(got))
-        self.reason = Reason(why, str(got))
 
 
 class Given:

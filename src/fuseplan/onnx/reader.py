@@ -17,8 +17,8 @@ from fuseplan.graph.node import Node, Origin, Parts, line_of
 from fuseplan.graph.op import Tensor
 from fuseplan.graph.opened import OpenKernels
 from fuseplan.graph.type import Type, type_of
-from fuseplan.graph.why import Reason, Why
-from fuseplan.onnx.given import Given, LeftError
+from fuseplan.graph.why import LeftError, Reason, Why
+from fuseplan.onnx.given import Given
 from fuseplan.onnx.protos import foreign, proto_of_type, read_inside, type_of_proto
 from fuseplan.onnx.rows import rounded_up
 from fuseplan.onnx.runtime import computed

@@ -13,8 +13,8 @@ import numpy as np
 from fuseplan.graph.attention import attention as joined
 from fuseplan.graph.ops import Pad, Permute, Reshape, Slice
 from fuseplan.graph.type import Type
-from fuseplan.graph.why import Why
-from fuseplan.onnx.given import Given, LeftError
+from fuseplan.graph.why import LeftError, Why
+from fuseplan.onnx.given import Given
 from fuseplan.ops.affine import BatchNorm, Bias
 from fuseplan.ops.attention import Attention
 from fuseplan.ops.conv import CONVOLUTIONS

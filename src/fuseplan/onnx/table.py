@@ -15,8 +15,8 @@ import numpy as np
 from onnx import helper
 
 from fuseplan.graph.ops import Concat, Expand, Permute, Reduce, Reshape
-from fuseplan.graph.why import Why
-from fuseplan.onnx.given import Given, LeftError
+from fuseplan.graph.why import LeftError, Why
+from fuseplan.onnx.given import Given
 from fuseplan.onnx.rows import (
     attention,
     average_pool,

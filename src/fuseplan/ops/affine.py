@@ -227,9 +227,7 @@ class AddAlong(Spread):
     other = operand(_along)
     alpha1: float = parameter(default=1.0)
     alpha2: float = parameter(default=1.0)
-
-    def apply(self, x: Scalar, other: Scalar, alpha1: Scalar, alpha2: Scalar) -> Scalar:
-        return alpha1 * x + alpha2 * other
+    apply = Add.apply
 
 
 @operator
@@ -241,9 +239,7 @@ class MulAlong(Spread):
 
     axes: tuple[int, ...]
     other = operand(_along)
-
-    def apply(self, x: Scalar, other: Scalar) -> Scalar:
-        return x * other
+    apply = Mul.apply
 
 
 AFFINE = (Bias, Scale, Add, Mul, BatchNorm, Prelu, AddAlong, MulAlong)

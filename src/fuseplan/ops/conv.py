@@ -83,6 +83,10 @@ class OfConvolution(Windowed):
             )
         return (src.batch, self.features, *self.window(src).dst)
 
+    def output(self, src: TensorSpec) -> TensorSpec:
+        """The shape that `convolved` tells; a PlanError as it says."""
+        return src.with_shape(self.convolved(src))
+
 
 @operator
 class Conv(OfConvolution):
@@ -90,10 +94,6 @@ class Conv(OfConvolution):
 
     onnx = "Conv"
     weight = operand(OfConvolution.weight_shape)
-
-    def output(self, src: TensorSpec) -> TensorSpec:
-        """The shape that `convolved` tells; a PlanError as it says."""
-        return src.with_shape(self.convolved(src))
 
     def meaning(self, given: Given) -> tuple[Array, dict[str, Array]]:
         weight = given.operands["weight"]

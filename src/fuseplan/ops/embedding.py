@@ -36,6 +36,7 @@ class Embedding(Op):
     """
 
     kind = "elementwise"
+    looks_up = True
     torch = "embedding"
     onnx = "Gather"
 

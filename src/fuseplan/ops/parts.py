@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import gcd
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from fuseplan.errors import PlanError
 from fuseplan.language.declarations import Along, Array, inner, operand, word
@@ -13,19 +14,11 @@ from fuseplan.language.extents import is_integer, outermost_first
 from fuseplan.language.fields import one_of, refused
 from fuseplan.language.layouts import dense
 from fuseplan.language.parts import Split, part
+from fuseplan.language.slopes import slopes
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.op import Elementwise, Given, Op, operator
 from fuseplan.ops.activation import Gelu, Relu, Sigmoid, Silu
 from fuseplan.scalar import Scalar, leaf
-from fuseplan.system.locks import Late
-
-if TYPE_CHECKING:
-    from fuseplan.language import derivative as slopes
-else:
-    slopes = Late("fuseplan.language.derivative")  # gradients alone need it
-
-
-GATES = ("first", "second")
 
 
 class Parted(Elementwise):
@@ -40,6 +33,11 @@ class Parted(Elementwise):
     @abstractmethod
     def split(self, src: TensorSpec) -> Split:
         """How the axis is in parts; a PlanError where the axis has no such parts."""
+
+    @property
+    def backward(self) -> Op | None:
+        """The operator that makes src's gradient, of src and `grad` or of the output's alone; or None."""
+        return None
 
     def turned(self, split: Split, src: TensorSpec) -> int:
         """The number of src's parts that the formulas read."""
@@ -63,13 +61,14 @@ class Parted(Elementwise):
         return split.fill(dst, self.formulas(given.spec), self.leaf_values(given), given.by.table), {}
 
 
+@dataclass(frozen=True)
 class Gated(Parted):
     """What a gated product and its gradient share: the fields, and the two parts of src."""
 
-    activation: Elementwise
-    gate: str
-    axis: str
-    interleaved: bool
+    activation: Elementwise = inner(default=Sigmoid())
+    gate: str = word(("first", "second"), default="second")
+    axis: str = "last"
+    interleaved: bool = False
     makes: ClassVar[int] = 1
 
     @property
@@ -92,11 +91,10 @@ class Gated(Parted):
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        make: Any = cls  # one with the fields
-        yield "f32[3x10]", make()
-        yield "f32[2x3x14]", make(Silu(), gate="first")
-        yield "f32[2x6x3x7, nhwc]", make(Gelu(), axis="c")
-        yield "f32[1x3x3x2x10]", make(Relu(), interleaved=True)
+        yield "f32[3x10]", cls()
+        yield "f32[2x3x14]", cls(Silu(), gate="first")
+        yield "f32[2x6x3x7, nhwc]", cls(Gelu(), axis="c")
+        yield "f32[1x3x3x2x10]", cls(Relu(), interleaved=True)
 
 
 @operator
@@ -113,10 +111,9 @@ class Glu(Gated):
 
     torch = "glu"
 
-    activation: Elementwise = inner(default=Sigmoid())
-    gate: str = word(GATES, default="second")
-    axis: str = "last"
-    interleaved: bool = False
+    @property
+    def backward(self) -> Op:
+        return GluBackward(self.activation, self.gate, self.axis, self.interleaved)
 
     def apply(self, x: Sequence[Scalar], **parameters: Scalar) -> tuple[Scalar, ...]:
         gate, value = self.parted(x)
@@ -142,10 +139,6 @@ class GluBackward(Gated):
 
     makes = 2
     grad = operand(_halved)
-    activation: Elementwise = inner(default=Sigmoid())
-    gate: str = word(GATES, default="second")
-    axis: str = "last"
-    interleaved: bool = False
 
     def apply(self, x: Sequence[Scalar], grad: Scalar, **parameters: Scalar) -> tuple[Scalar, ...]:
         """The formulas, in the order of the parts."""
@@ -200,6 +193,10 @@ class Rotary(Parted):
             raise refused(
                 self.name, "whole", problem, got=f"dims={self.dims}, interleaved={self.interleaved}"
             )
+
+    @property
+    def backward(self) -> Op | None:
+        return None if self.whole else replace(self, inverse=not self.inverse)
 
     def output(self, src: TensorSpec) -> TensorSpec:
         """The shape of src, in its order without gaps: heads inside of queries stay there."""

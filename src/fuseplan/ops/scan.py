@@ -25,13 +25,14 @@ class Cumsum(UnaryOp):
     torch = "cumsum"
     kind = "scan"
     missing, beside = Reason.NO_SCAN, Reason.BESIDE_SCAN
+    error_scale = "the sum of |terms|, and the result of each function of the formulas"
 
     axis: int = -1
     exclusive: bool = False
     reverse: bool = False
 
     @property
-    def adjoint(self) -> Op:
+    def backward(self) -> Op:
         return replace(self, reverse=not self.reverse)
 
     def along(self, x: Array, axis: int, by: Arithmetic) -> Array:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from fuseplan.errors import PlanError
 from fuseplan.language.declarations import (
@@ -24,19 +24,13 @@ from fuseplan.language.declarations import (
 )
 from fuseplan.language.fields import one_of
 from fuseplan.language.reduction import Moments, Statistic, Sums
+from fuseplan.language.slopes import slopes
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.op import Elementwise, Op, operator
 from fuseplan.ops.activation import Elu, Identity, LeakyRelu, Power, Relu
 from fuseplan.ops.affine import MODES, BatchNorm, Prelu
 from fuseplan.ops.normalization import Keys, Normalization
 from fuseplan.scalar import Scalar, indices_of, leaf, leaves_of, replaced, sqrt
-from fuseplan.system.locks import Late
-
-if TYPE_CHECKING:
-    from fuseplan.language import derivative as slopes
-else:
-    slopes = Late("fuseplan.language.derivative")  # gradients alone need it
-
 
 STATISTICS = ("saved", "recomputed")
 

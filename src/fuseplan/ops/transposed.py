@@ -65,10 +65,6 @@ class ConvTranspose(OfConvolution):
     def _count(self, extent: int, padding: Pair, over: int, stride: int) -> int:
         return (extent - 1) * stride + over - sum(padding)
 
-    def output(self, src: TensorSpec) -> TensorSpec:
-        """n, features, and along each axis as the class says; a PlanError as `convolved` says."""
-        return src.with_shape(self.convolved(src))
-
     def meaning(self, given: Given) -> tuple[Array, dict[str, Array]]:
         """The sum in float64: for each tap, one product of matrices, added where the tap lies."""
         window, weight = self.window(given.spec), given.operands["weight"]

@@ -41,8 +41,8 @@ class UnaryOp(Op):
         """The output in float64."""
 
     @property
-    def adjoint(self) -> Op | None:
-        """The operator that makes src's gradient of the output's, where it is linear; None elsewhere."""
+    def backward(self) -> Op | None:
+        """The operator that makes src's gradient of the output's, where this is linear; None elsewhere."""
         return None
 
     @property

@@ -11,7 +11,6 @@ from fuseplan.language.declarations import Operand, Parameter, Result
 from fuseplan.language.indices import steps_of
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.op import Elementwise, Op
-from fuseplan.ops.embedding import Embedding
 from fuseplan.ops.normalization import Normalization
 from fuseplan.scalar import Scalar, indices_of, leaf, replaced
 from fuseplan.system.locks import cached_property
@@ -83,7 +82,7 @@ class Step:
         """
         if isinstance(self.op, Normalization):
             return (self.op.formula(self.leaves, self.src),)
-        if isinstance(self.op, Embedding):
+        if self.op.looks_up:
             return (leaf("x"),)  # the kernel reads src as the rows
         if not isinstance(self.op, Elementwise):
             raise TypeError(f"{self.op.name} has no formula of one element")

@@ -34,7 +34,7 @@ class Key:
     """What a choice is stored by.
 
     Attributes:
-        kernel: SHA-256 of the kernel's text, in hexadecimal.
+        kernel: SHA-256 of the kernel's text, and of src's extents where one is open, in hexadecimal.
         accuracy: as compile was given it.
         target: the kind of machine, `triton:sm_90`.
         processor: its name, `NVIDIA H100 80GB HBM3`; of a CPU with the number of threads.
@@ -92,7 +92,8 @@ class Tuned:
 
 def key_of(kernel: Kernel, target: Target, accuracy: object, toolchain: str) -> Key:
     """The key of a kernel's choice on a target."""
-    digest = hashlib.sha256(kernel.text.encode()).hexdigest()
+    extents = "" if kernel.open_axis is None else f"\n{kernel.src.shape}"  # the text has none of an open axis
+    digest = hashlib.sha256(f"{kernel.text}{extents}".encode()).hexdigest()
     return Key(digest, str(accuracy), str(target), processor_of(target), toolchain)
 
 

@@ -17,7 +17,7 @@ from torch import fx
 from fuseplan.graph.layer import Layer
 from fuseplan.graph.ops import Convert, Expand, Permute, Reduce, Reshape
 from fuseplan.graph.type import FLOATS
-from fuseplan.graph.why import Why
+from fuseplan.graph.why import LeftError, Why
 from fuseplan.op import Op
 from fuseplan.ops import UNARY, activation
 from fuseplan.ops.affine import BatchNorm, Bias
@@ -29,7 +29,7 @@ from fuseplan.ops.pool import AVG_POOLS, MAX_POOLS
 from fuseplan.ops.reductions import Amax, Amin, LogSoftmax, Mean, Softmax, Sum
 from fuseplan.ops.rows import LayerNorm, RmsNorm
 from fuseplan.torch.attending import attention, hidden, safe_softmax
-from fuseplan.torch.given import Given, LeftError
+from fuseplan.torch.given import Given
 from fuseplan.torch.gradients import GRADIENTS
 from fuseplan.torch.ranges import SPLITS, joined, part, sliced
 from fuseplan.torch.windows import adaptive_mean, convolution, pad, pool, transposed
@@ -235,18 +235,11 @@ def _along(make: Callable[[int], Op]) -> Row:
     return row
 
 
-def _reshape(given: Given) -> str:
+def _reshape(given: Given, kind: type[Reshape | Expand] = Reshape) -> str:
     src, shape = given.tensor("self"), given.result.shape
     if shape is None:
         raise LeftError(Why.SHAPE, given.result)
-    return src if shape == given.shape(src) else given.add(Reshape(shape), src)
-
-
-def _expand(given: Given) -> str:
-    src, shape = given.tensor("self"), given.result.shape
-    if shape is None:
-        raise LeftError(Why.SHAPE, given.result)
-    return src if shape == given.shape(src) else given.add(Expand(shape), src)
+    return src if shape == given.shape(src) else given.add(kind(shape), src)
 
 
 def _permute(given: Given) -> str:
@@ -385,7 +378,7 @@ TABLE: dict[Any, Row] = {
     aten.squeeze.dim: _reshape,
     aten.squeeze.dims: _reshape,
     aten.unsqueeze.default: _reshape,
-    aten.expand.default: _expand,
+    aten.expand.default: lambda given: _reshape(given, Expand),
     aten.permute.default: _permute,
     aten.transpose.int: _permute,
     aten.t.default: _permute,

@@ -6,9 +6,9 @@ from math import inf
 
 from fuseplan.graph.attention import attention as graph_attention
 from fuseplan.graph.ops import HIDDEN, SAFE_SOFTMAX, Foreign
-from fuseplan.graph.why import Why
+from fuseplan.graph.why import LeftError, Why
 from fuseplan.ops.attention import Attention
-from fuseplan.torch.given import Given, LeftError
+from fuseplan.torch.given import Given
 
 
 def attention(given: Given) -> str:

@@ -13,18 +13,10 @@ from fuseplan.graph.node import Node, Origin, line_of
 from fuseplan.graph.op import GraphOp
 from fuseplan.graph.ops import LEAVES, Map
 from fuseplan.graph.type import FLOATS, WORDS, Type
-from fuseplan.graph.why import Reason, Why
+from fuseplan.graph.why import LeftError, Why
 from fuseplan.op import Op
 from fuseplan.scalar import REBUILD, const, fold, leaf
 from fuseplan.torch.masks import number_of
-
-
-class LeftError(Exception):
-    """The table's row does not hold for this node: torch runs it."""
-
-    def __init__(self, why: Why, got: object = "") -> None:
-        super().__init__(str(got))
-        self.reason = Reason(why, str(got))
 
 
 def type_of(value: Any) -> Type:

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from fuseplan.graph.why import Why
+from fuseplan.graph.why import LeftError, Why
 from fuseplan.op import Elementwise
 from fuseplan.ops.activation import Gelu, Mish, Relu, Silu
 from fuseplan.ops.row_gradients import LogSoftmaxBackward, SoftmaxBackward
 from fuseplan.ops.training import ActivationBackward
-from fuseplan.torch.given import Given, LeftError
+from fuseplan.torch.given import Given
 
 aten = torch.ops.aten
 Row = Callable[[Given], str]

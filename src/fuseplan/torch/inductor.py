@@ -29,8 +29,6 @@ from fuseplan.graph.cut import Site
 from fuseplan.graph.layer import Layer
 from fuseplan.graph.node import Node
 from fuseplan.op import Op
-from fuseplan.ops.embedding import Embedding
-from fuseplan.ops.parts import Rotary
 from fuseplan.stores.cache import fingerprint
 from fuseplan.torch.cutting import fused
 from fuseplan.torch.eager import Eager
@@ -63,13 +61,14 @@ register_lowering(RUN, type_promotion_kind=None)(_lowered)
 
 
 def _is_taken(op: Op) -> bool:
-    """Whether plans compute an operator: a product, a convolution, attention or a rotation."""
-    return op.kind == "attention" or "weight" in op.operand_fields or isinstance(op, Rotary)
+    """Whether plans compute an operator: a product, a convolution, attention, or a rotation of parts."""
+    is_turn = op.has_parts and bool(op.operand_fields)
+    return op.kind == "attention" or "weight" in op.operand_fields or is_turn
 
 
 def has_weights(site: Site) -> bool:
     """Whether the site's plan has such an operator; Inductor looks up rows in the kernel that reads them."""
-    is_lookup = len(site.plan.ops) == 1 and isinstance(site.plan.ops[0], Embedding)
+    is_lookup = len(site.plan.ops) == 1 and site.plan.ops[0].looks_up
     return not is_lookup and any(map(_is_taken, site.plan.ops))
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from fuseplan.graph.ops import Concat, Slice
-from fuseplan.graph.why import Why
-from fuseplan.torch.given import Given, LeftError
+from fuseplan.graph.why import LeftError, Why
+from fuseplan.torch.given import Given
 
 aten = torch.ops.aten
 SPLITS = (aten.split.Tensor, aten.split_with_sizes.default)

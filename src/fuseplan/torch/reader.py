@@ -16,9 +16,9 @@ from fuseplan.graph.graph import Graph
 from fuseplan.graph.node import Node, Origin
 from fuseplan.graph.ops import Concat, Foreign, Reshape
 from fuseplan.graph.type import Type
-from fuseplan.graph.why import Reason, Why
+from fuseplan.graph.why import LeftError, Reason, Why
 from fuseplan.torch.aten import TABLE
-from fuseplan.torch.given import Given, LeftError, origin_of, type_of
+from fuseplan.torch.given import Given, origin_of, type_of
 
 
 @dataclass(frozen=True)

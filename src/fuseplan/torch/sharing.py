@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 
 from fuseplan.errors import ArgumentError, PlanError
 from fuseplan.language.declarations import Operand, Result
+from fuseplan.language.parts import Split
 from fuseplan.language.tensor import Dense, TensorSpec
 from fuseplan.messages.excerpt import ARROW
 from fuseplan.op import Elementwise, Op
@@ -25,7 +26,7 @@ from fuseplan.ops.affine import Add, Bias
 from fuseplan.ops.conv import Conv
 from fuseplan.ops.matmul import Product
 from fuseplan.ops.normalization import Normalization
-from fuseplan.ops.parts import Glu, Parted
+from fuseplan.ops.parts import Parted
 from fuseplan.ops.windows import Windowed
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.plans.step import Step
@@ -146,12 +147,13 @@ class _Walk:
     def _joined(self, step: Step, axis: int) -> int:
         """The axis behind an operator on the features of several products, each of which is shared out."""
         op = step.op
-        is_gate = isinstance(op, Glu) and not op.interleaved and op.split(step.src).axis == axis
+        split = op.split(step.src) if isinstance(op, Parted) else None
+        is_whole = split == Split(axis, step.src.shape[axis] // self._pieces, self._pieces, 1)
         is_alike = all(self._keys.count(each.key) == self._pieces for each in step.operands) and not op.again
         is_free = isinstance(op, Elementwise) and not op.has_parts and not op.results_made
-        if not is_alike or not (is_free or (is_gate and self._pieces == 2)):
+        if not is_alike or not (is_free or is_whole):
             raise _Apart
-        self._pieces = 1 if is_gate else self._pieces
+        self._pieces = 1 if is_whole else self._pieces
         return axis
 
     def _contracted(self, step: Step, op: Product | Conv) -> Op:

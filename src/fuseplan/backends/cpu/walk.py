@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import lcm, prod
 
 from fuseplan.backends.cpu.ir import Index
 from fuseplan.backends.cpu.loops import ceil_div, offset_of, places
+from fuseplan.backends.lattice import are_one, merged
 from fuseplan.backends.parts import End, ends
 from fuseplan.kernels.kernel import Kernel, KernelOperand
 from fuseplan.language.layouts import image_strides
@@ -36,12 +37,6 @@ class Axis:
     def steps(self) -> tuple[int, ...]:
         """All distances of a step."""
         return (self.dst, self.src, self.image, self.channel, *self.others)
-
-    def holds(self, inner: Axis) -> bool:
-        """Whether a step of this axis goes as far as all steps of `inner`, so that the two are one loop."""
-        return all(
-            ours == theirs * inner.extent for ours, theirs in zip(self.steps, inner.steps, strict=True)
-        )
 
 
 @dataclass(frozen=True)
@@ -105,13 +100,13 @@ class Walk:
 
     def _follows(self) -> bool:
         """Whether the run of the next position begins where this one's ends."""
-        return self.outer[-1].holds(replace(self.run, channel=0))
+        return are_one(self.outer[-1], replace(self.run, channel=0))
 
 
 def walk(kernel: Kernel) -> Walk:
     """The walk for a kernel without a contraction whose dst is dense, or over the places of its parts."""
     has_images = any(operand.is_inside for operand in kernel.operands)
-    axes = merged(_axes(kernel, has_images, any(operand.is_channel for operand in kernel.operands)))
+    axes = [*merged(_axes(kernel, has_images, any(operand.is_channel for operand in kernel.operands)))]
     if not axes or axes[-1].image not in (0, 1) or (has_images and axes[-1].image == 0):
         # Lanes cannot lie along the batch where an operand is the same for all of it.
         axes.append(Axis(1, 1, 1, others=(0,) * len(roaming(kernel))))
@@ -156,15 +151,6 @@ def _axes(kernel: Kernel, activation: bool, channel: bool) -> list[Axis]:
         if not isinstance(extent, int) or extent > 1
     ]
     return sorted(listed, key=lambda axis: -axis.dst)
-
-
-def merged(axes: Iterable[Axis]) -> list[Axis]:
-    """Neighbours that are one loop become one."""
-    found: list[Axis] = []
-    for axis in axes:
-        around = found.pop().extent if found and found[-1].holds(axis) else 1
-        found.append(replace(axis, extent=axis.extent * around))
-    return found
 
 
 def offsets(axes: Sequence[Axis], index: Index) -> tuple[Index, Index, Index]:

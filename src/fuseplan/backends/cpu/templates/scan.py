@@ -42,7 +42,7 @@ class Scan(CpuTemplate):
     """
 
     name: ClassVar[str] = "scan"
-    error_scale: ClassVar[str] = "the sum of |terms|, and the result of each function of the formulas"
+    error_scale: ClassVar[str] = Cumsum.error_scale
     opens: ClassVar[bool] = True
 
     vectors: int

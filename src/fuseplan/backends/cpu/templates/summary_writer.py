@@ -22,12 +22,11 @@ from fuseplan.backends.cpu.sums import UNROLL
 from fuseplan.backends.cpu.templates.direct_writer import DirectKnobs, DirectWriter
 from fuseplan.backends.cpu.tiling import Tiling
 from fuseplan.backends.lattice import Axis, merged
-from fuseplan.kernels.centre import Summary
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.target import Target
 from fuseplan.kernels.template import lanes
-from fuseplan.language.reduction import INDEX, Part, Statistic
+from fuseplan.language.reduction import INDEX, Part
 from fuseplan.scalar import Scalar, fold, leaves_of
 
 ROWS = 4  # vectors of rows in a task of the second phase
@@ -42,15 +41,9 @@ class SummaryKnobs(DirectKnobs):
     group: int = 1
 
 
-def statistics_of(kernel: Kernel) -> tuple[Statistic, ...]:
-    """The statistics of the contraction's result."""
-    assert isinstance(kernel.centre, Summary)  # by the template's limits
-    return kernel.centre.reduction.statistics
-
-
 def parts_of(kernel: Kernel) -> tuple[Part, ...]:
     """The parts of a row's state."""
-    return tuple(part for each in statistics_of(kernel) for part in each.parts)
+    return tuple(part for each in kernel.reduction.statistics for part in each.parts)
 
 
 def state_elements(knobs: DirectKnobs, kernel: Kernel, target: Target) -> int:
@@ -70,7 +63,7 @@ class SummaryWriter(DirectWriter):
             raise ValueError(f"a task's {knobs.block_panels} panels are no whole groups of {knobs.group}")
         super().__init__(knobs, planned, target)
         b, self.planned, self.group = self.b, planned, knobs.group
-        self.statistics, self.parts = statistics_of(planned), parts_of(planned)
+        self.statistics, self.parts = planned.reduction.statistics, parts_of(planned)
         self.count = planned.contraction.rows
         self.table = dialect.table(b)
         self.columns = knobs.group * self.panel  # logits of a row in the buffer

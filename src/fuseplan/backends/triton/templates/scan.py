@@ -57,7 +57,7 @@ class GpuScan(GpuTemplate):
 
     name: ClassVar[str] = "scan"
     opens: ClassVar[bool] = True
-    error_scale: ClassVar[str] = "the sum of |terms|, and the result of each function of the formulas"
+    error_scale: ClassVar[str] = Cumsum.error_scale
 
     lines: int
     block: int

@@ -12,7 +12,6 @@ from fuseplan.backends.triton.templates import product_cost
 from fuseplan.backends.triton.templates.product import Product, arithmetics, choices
 from fuseplan.backends.triton.templates.product_tiles import Knobs, Tiles
 from fuseplan.backends.triton.templates.summary_writer import STATES, SummaryWriter, state_bytes
-from fuseplan.kernels.centre import Summary
 from fuseplan.kernels.emit import COUNTER_BYTES, Source
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.target import Target
@@ -92,10 +91,9 @@ def _plain(knobs: Knobs) -> Knobs:
 
 def _bound(kernel: Kernel, arithmetic: str) -> float:
     """Errors of the products twice, in the elements and in their maximum, and of each join a rounding."""
-    assert isinstance(kernel.centre, Summary)  # by `limits`
     features = kernel.contraction.features
     added = ceil(log2(max(2, features))) + -(-features // (16 * STATES))
     formulas = [stage.expression for stage in (*kernel.between, *kernel.epilogue)]
-    formulas += [part.term for each in kernel.centre.reduction.statistics for part in each.parts]
+    formulas += [part.term for each in kernel.reduction.statistics for part in each.parts]
     functions = dialect.relative_errors(formulas, kernel.dst.dtype)
     return 2 * product_cost.bound(kernel, arithmetic) + 2 * (added + 2) * unit_roundoff(kernel) + functions

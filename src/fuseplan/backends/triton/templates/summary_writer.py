@@ -34,26 +34,19 @@ from fuseplan.backends.triton.templates.reduction_tiles import (
     once,
     write_pairs,
 )
-from fuseplan.kernels.centre import Summary
 from fuseplan.kernels.emit import COUNTER_BYTES, Slot
 from fuseplan.kernels.kernel import Kernel, KernelOperand, Stage
 from fuseplan.language.dtypes import dtype_of
-from fuseplan.language.reduction import INDEX, Part, Statistic
+from fuseplan.language.reduction import INDEX, Part
 from fuseplan.scalar import Scalar, fold, leaves_of
 
 Extents = tuple[int, ...]
 STATES = 32  # tiles of features whose states are merged at a time
 
 
-def statistics_of(kernel: Kernel) -> tuple[Statistic, ...]:
-    """The statistics of the contraction's result."""
-    assert isinstance(kernel.centre, Summary)  # by the template's limits
-    return kernel.centre.reduction.statistics
-
-
 def state_bytes(kernel: Kernel, knobs: Knobs) -> int:
     """Bytes of the states of all tiles."""
-    tiles, parts = Tiles(kernel, knobs), sum(len(each.parts) for each in statistics_of(kernel))
+    tiles, parts = Tiles(kernel, knobs), sum(len(each.parts) for each in kernel.reduction.statistics)
     return tiles.count * knobs.rows * parts * dtype_of(kernel.compute_dtype).itemsize
 
 
@@ -64,7 +57,7 @@ class SummaryWriter(BlockedSum):
 
     def __init__(self, knobs: Knobs, kernel: Kernel, title: str) -> None:
         super().__init__(knobs, kernel, title)
-        self.statistics = statistics_of(kernel)
+        self.statistics = kernel.reduction.statistics
         self.state = [part for each in self.statistics for part in each.parts]
         self.compute = named(kernel.compute_dtype)
         self.storage = Storage(self.text, "tl", kernel.compute_dtype)
