@@ -18,6 +18,7 @@ from fuseplan.errors import PlanError
 from fuseplan.measure.cases import Case
 from fuseplan.plans.plan import FusionPlan
 
+FILE = "drawn-"  # with the suite's name: the file of all draws of a suite
 STEPS = (2, 8, 64)  # a last axis is a multiple of one of them
 ROWS, TRIES = 8, 4
 NAMED = re.compile(r"(?P<suite>[^:]+):(?P<count>[1-9]\d*):(?P<seed>\d+)")

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from benchmarks.drawn import NAMED, drawn
+from benchmarks.drawn import FILE, NAMED, drawn
 from benchmarks.shapes import published
 from fuseplan.errors import ArgumentError, PlanError, did_you_mean
 from fuseplan.measure.cases import Case, Cases, of_plan
@@ -56,6 +56,12 @@ class Suite(Cases):
     """A file of cases, with aims."""
 
     aims: tuple[Aim, ...]
+
+    @property
+    def file(self) -> str:
+        """The name of the file that takes its results: one takes all draws of a suite."""
+        found = NAMED.fullmatch(self.name)
+        return f"{FILE}{found['suite']}" if found else self.name
 
 
 @dataclass(frozen=True)

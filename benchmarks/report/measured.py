@@ -15,6 +15,7 @@ from typing import Any
 
 from benchmarks import recorded as results
 from benchmarks import suite
+from benchmarks.drawn import NAMED
 from benchmarks.report import gpu, versions
 from benchmarks.report.facts import facts
 from benchmarks.report.records import COMPILE, OF_MODELS, SECTIONS, peaks, section
@@ -163,6 +164,8 @@ def _suites(rows: Sequence[Row]) -> Lines:
     for (name, threads, is_cold), listed in sorted(runs.items()):
         found = suite.load(name)
         places = {case.plan: place for place, case in enumerate(found.cases)}
+        if NAMED.fullmatch(name):  # what was drawn is told even where a suite's cases have changed since
+            places |= {row.plan: len(places) for row in listed if row.plan not in places}
         shown = sorted((row for row in listed if row.plan in places), key=lambda row: places[row.plan])
         if shown and is_on_gpu(shown[0]):
             yield from gpu.suite_section(found, shown, _runs(shown))

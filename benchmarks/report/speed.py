@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import geometric_mean
 
 from benchmarks import recorded as results
 from benchmarks import suite
+from benchmarks.drawn import FILE, NAMED
 from benchmarks.report import chart, whole
 from benchmarks.report.chart import Bar, Panel, Series
 from benchmarks.standings import standings
@@ -17,6 +18,7 @@ from fuseplan.bench.markdown import table
 from fuseplan.bench.results import OURS, Row
 from fuseplan.bench.table import is_on_gpu, lines
 from fuseplan.errors import counted
+from fuseplan.system.gathering import gathered
 
 WRITTEN = "<!-- Written by `make docs` from benchmarks/results: measure again, do not edit. -->"
 CHART = "charts/speed.svg"  # beside the page
@@ -44,6 +46,9 @@ ON_GPUS = """\
 The L2 cache is cold. `cudnn` is cuDNN's fused convolution, `cublaslt` is cuBLASLt with its epilogue,
 `torch` is eager PyTorch, `torch:steps` is eager PyTorch with one call per operator, and `unfused` is the
 fastest set of separate kernels of the other libraries."""
+ON_DRAWN_SHAPES = """\
+`fuseplan bench SUITE:COUNT:SEED --target cuda` draws shapes at random. No choice was measured for them: the
+cost model chooses."""
 BEHIND = "shapes slower than the fastest other"
 OF_OURS = (
     "floor",
@@ -72,7 +77,20 @@ def summary(folder: Path) -> str:
 
 def gpu_summary(folder: Path) -> str:
     """A row a group of shapes and who it is compared with, a column a GPU."""
-    rows = _gpu_rows(folder)
+    return _gpu_table(_gpu_rows(folder))
+
+
+def drawn_summary(folder: Path) -> str:
+    """The same of shapes that were drawn at random; "" where none were measured."""
+    drawn = [row for place in sorted(folder.glob(f"{FILE}*.jsonl")) for row in results.read(place)]
+    rows = {
+        suite.load(name): results.latest(each)
+        for name, each in gathered((row.suite, row) for row in drawn).items()
+    }
+    return _gpu_table(rows) if rows else ""
+
+
+def _gpu_table(rows: Mapping[Suite, Sequence[Row]]) -> str:
     every = [row for listed in rows.values() for row in listed]
     gpus = sorted({str(row.machine["gpu"]) for row in every})
     cells = [cell for each, listed in rows.items() for cell in _gpu_cells(each, listed, gpus)]
@@ -135,7 +153,10 @@ def page(folder: Path) -> str:
     parts += ["## Whole models", OF_MODELS, whole.inference(folder)]
     parts += ["### Training steps", OF_TRAINING, whole.training(folder)]
     parts += ["### KernelBench, level 2", OF_KERNELBENCH, whole.kernelbench(folder)]
-    parts += ["## GPUs", ON_GPUS, gpu_summary(folder), "## CPUs", ON_CPUS, summary(folder)]
+    parts += ["## GPUs", ON_GPUS, gpu_summary(folder)]
+    if drawn := drawn_summary(folder):
+        parts += ["### Random shapes", ON_DRAWN_SHAPES, drawn]
+    parts += ["## CPUs", ON_CPUS, summary(folder)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -185,7 +206,9 @@ def _is_run(row: Row, cpu: str, threads: int) -> bool:
 
 
 def _titled(found: Suite) -> str:
-    return found.title.split(" on a GPU")[0]
+    drawn = NAMED.fullmatch(found.name)
+    which = f", {drawn['count']} shapes of seed {drawn['seed']}" if drawn else ""
+    return found.title.split(" on a GPU")[0] + which
 
 
 def _bar(label: str, rows: Sequence[Row]) -> Iterator[Bar]:

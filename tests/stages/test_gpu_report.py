@@ -51,6 +51,28 @@ def test_the_page_of_speed_has_a_row_a_group_on_gpus(tmp_path: Path) -> None:
     assert "| shapes slower than the fastest other | all | 0 of 1 |" in told
 
 
+def test_shapes_drawn_at_random_have_a_file_and_a_table_of_their_own(tmp_path: Path) -> None:
+    """The rows of a draw tell count and seed; of a suite, one file has all draws."""
+    found = suite.load("gpu_rows:3:7")
+    assert (found.file, suite.load("gpu_rows").file) == ("drawn-gpu_rows", "gpu_rows")
+    assert speed.drawn_summary(tmp_path) == ""
+    case = next(each for each in found.cases if each.group.startswith("softmax"))
+    rows = [
+        replace(row, suite=found.name, case=case.name, plan=case.plan)
+        for row in made("gpu_rows", "softmax", {"fuseplan": 2e-5, "torch": 3e-5})
+    ]
+    results.append(rows, found.file, tmp_path)
+    told = speed.drawn_summary(tmp_path)
+    assert "| Rows, 3 shapes of seed 7, softmax | torch, torch.compile | 1.50 (1.50) |" in told
+    assert "Rows" not in speed.gpu_summary(tmp_path)
+    whole = page(tmp_path)
+    assert "`fuseplan bench gpu_rows:3:7 --target cuda`; microseconds" in whole
+    results.append(
+        [replace(row, plan="bf16[2x4] -> softmax", case="2x4") for row in rows], found.file, tmp_path
+    )
+    assert "2x4" in page(tmp_path), "a draw of a suite that has changed since"
+
+
 def test_what_was_tried_is_found_by_case_or_group(tmp_path: Path) -> None:
     place = tmp_path / "losses.toml"
     assert gpu.losses(place) == {}

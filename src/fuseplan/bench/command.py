@@ -59,7 +59,7 @@ def measured(suite: Cases, options: Options, display: Display) -> list[Row]:
     with display.steps(total) as step:
         for done in run(suite, options, step):
             if options.results is not None:
-                results.append(done, suite.name, options.results)
+                results.append(done, suite.file, options.results)
             rows += done
     return rows
 

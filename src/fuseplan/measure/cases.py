@@ -35,6 +35,11 @@ class Cases:
     title: str
     cases: tuple[Case, ...]
 
+    @property
+    def file(self) -> str:
+        """The name of the file that takes its results."""
+        return self.name
+
 
 def of_plan(text: str) -> Cases:
     """One plan by its text; a PlanError where the text is no plan."""
