@@ -153,9 +153,16 @@ def test_f32_is_three_products_unless_these_are_not_exact_enough() -> None:
     assert {each.knobs["arithmetic"] for each in elsewhere} == {"ieee"}  # which has no such products
 
 
-@pytest.mark.parametrize("text", LARGER)
-def test_three_products_are_right_in_the_interpreter(text: str) -> None:
-    found = of_arithmetic(GpuAttention, text, "tf32x3")
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        *((GpuAttention, text) for text in (*LARGER, "f32[1x2x40x256, bhsd] -> attention(features=200)")),
+        *((GpuAttentionGradient, text) for text in GRADIENTS if text.startswith("f32")),
+        (GpuAttentionGradient, "f32[1x2x50x80, bhsd] -> attention_gradient(features=100, by=key)"),
+    ],
+)
+def test_three_products_are_right_in_the_interpreter(kind: type[Template], text: str) -> None:
+    found = of_arithmetic(kind, text, "tf32x3")
     assert found
     for each in found[:2]:
         assert_interpreted(text, each, GPU, slack=64)  # type: ignore[arg-type]

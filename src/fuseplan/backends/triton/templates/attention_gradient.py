@@ -39,6 +39,8 @@ REACHED_BY_KEY = {
 }  # fmt: skip
 IEEE = 0.1  # of the peak without tensor cores: 2x16x2048x128, causal, on an H200
 SINGLE = ((32, 32, 8, 1), (16, 16, 4, 1))  # of f32: products without tensor cores
+# Of f32 in three products, by rows of at most so many elements; of 256 each of them spills.
+THREE = {64: ((16, 64, 4, 2), (16, 32, 4, 2), (16, 16, 4, 2)), 128: ((16, 32, 4, 2), (16, 16, 4, 2)), 256: ()}
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,8 @@ class GpuAttentionGradient(GpuAttention):
         made, heads = kernel.attention, Heads.of(kernel, 0)
         size = max(padded(made.size), padded(made.features))
         if kernel.src.dtype == "f32":
+            three = next(each for most, each in THREE.items() if size <= most)
+            yield from (("tf32x3", each) for each in (three if target.name == "sm_90" else ()))
             yield from (("ieee", each) for each in SINGLE)
             return
         tiles = BY_KEY if heads.by == "key" else BY_QUERY

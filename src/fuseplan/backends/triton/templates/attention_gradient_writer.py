@@ -23,7 +23,7 @@ from fuseplan.backends.triton.index import (
     number,
 )
 from fuseplan.backends.triton.storage import named
-from fuseplan.backends.triton.templates.attention_rows import AttentionKnobs, Pieces, Rows
+from fuseplan.backends.triton.templates.attention_rows import AttentionKnobs, Pieces, Rows, summed
 from fuseplan.kernels.emit import Slot
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.scalar import fold
@@ -68,10 +68,17 @@ class GradientWriter(Rows):
             self.load_told(self.head, self.query, self.has_row, DOWN)
             self.write_base()
         sizes = (made.size, made.features) if self.is_key else (made.size,)
-        self.sums = [self.zeros("made", size) for size in sizes]
+        self.sums = [self.zeros("made", size, self._widths(size)) for size in sizes]
 
     def _rows(self, role: str, head: Index, row: Index, exists: Mask) -> Pieces:
-        return self.load(role, role, f"{role}_row", head, row, exists)
+        size = self.made.size if role == "query" else self.beside[role].shape[-1]
+        made = self.load(role, role, f"{role}_row", head, row, exists, self._widths(size))
+        self.split(*(name for name, _ in made))
+        return made
+
+    def _widths(self, size: int) -> tuple[int, ...]:
+        """Pieces of three products, whose sums are short; the usual ones of other arithmetic."""
+        return summed(size) if self.knobs.arithmetic == "tf32x3" else ()
 
     # ---- the others
 
@@ -111,11 +118,12 @@ class GradientWriter(Rows):
     def _product(self, name: str, own: Pieces, others: Pieces) -> None:
         """The products of the tile's rows with the others."""
         for place, ((row, _), (other, _)) in enumerate(zip(own, others, strict=True)):
-            self.dot(name, row, f"tl.trans({other})", name if place else "")
+            self.dot(name, row, other, name if place else "", "tl.trans({})")
 
     def _add(self, factor: str, others: Pieces, sums: Pieces) -> None:
         """Adds the others, each times its factor."""
         factor = factor if self.is_single else f"{factor}.to({named(self.kernel.src.dtype)})"
+        self.split(factor)
         for (other, _), (made, _) in zip(others, sums, strict=True):
             self.dot(made, factor, other, made)
 

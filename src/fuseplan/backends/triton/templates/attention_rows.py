@@ -139,28 +139,30 @@ class Rows(Scores):
         for name in names if self.knobs.arithmetic == "tf32x3" else ():
             write_factors(self.text, name, name)
 
-    def dot(self, name: str, first: str, second: str, sums: str) -> None:
+    def dot(self, name: str, first: str, second: str, sums: str, turn: str = "{}") -> None:
         """A product, added to sums where there are such; in f32 it is summed by itself.
 
-        In three products the factors are `split`.
+        In three products the factors are `split`. `turn` is how the second one is turned.
         """
         added = f"{sums} + " if sums else ""
         if self.knobs.arithmetic == "tf32x3":
+            high, left = turn.format(f"{second}_high"), turn.format(f"{second}_left")
             self.text.line(
-                f'partial = tl.dot({first}_left, {second}_high, input_precision="tf32")',
-                f'partial = tl.dot({first}_high, {second}_left, partial, input_precision="tf32")',
-                f'{name} = {added}tl.dot({first}_high, {second}_high, partial, input_precision="tf32")',
+                f'partial = tl.dot({first}_left, {high}, input_precision="tf32")',
+                f'partial = tl.dot({first}_high, {left}, partial, input_precision="tf32")',
+                f'{name} = {added}tl.dot({first}_high, {high}, partial, input_precision="tf32")',
             )
         elif self.is_single:
-            self.text.line(f"{name} = {added}tl.dot({first}, {second}{EXACT})")
+            self.text.line(f"{name} = {added}tl.dot({first}, {turn.format(second)}{EXACT})")
         else:
-            self.text.line(f"{name} = tl.dot({first}, {second}{', ' if sums else ''}{sums})")
+            product = f"{first}, {turn.format(second)}"
+            self.text.line(f"{name} = tl.dot({product}{', ' if sums else ''}{sums})")
 
-    def zeros(self, name: str, size: int) -> Pieces:
+    def zeros(self, name: str, size: int, widths: tuple[int, ...] = ()) -> Pieces:
         """Sums of a tile's rows, in pieces."""
         return [
             (self.text.let(name, f"tl.zeros([{self.rows}, {piece.size}], tl.float32)"), piece)
-            for piece in pieces_of(size, self.is_wide)
+            for piece in pieces_of(size, self.is_wide, widths)
         ]
 
     def store(self, sums: Pieces, made: Callable[[str], str]) -> None:
