@@ -33,7 +33,8 @@ TILES = {
 SINGLE = ((64, 32, 8, 2), (32, 32, 4, 2), (16, 32, 4, 2))  # of f32: products without tensor cores
 # Of f32 in three products: for Hopper, whose products take the second factor from shared memory; for others.
 # Each with the share of a third of the peak that it reaches on an H200: 4x16x1024x64, 2x8x2048x80, and
-# 2x16x2048x128, causal. Of 256 elements such kernels were wrong there.
+# 2x16x2048x128, causal. Of 256 elements tiles of 64 queries spill and were wrong there; the shares of those
+# with fewer are guesses.
 THREE: dict[int, dict[Tile, float]] = {
     64: {
         (128, 64, 8, 2): 0.42, (64, 64, 4, 2): 0.35, (64, 32, 4, 2): 0.33, (32, 32, 4, 2): 0.34,
