@@ -26,6 +26,7 @@ SMALL = {
     not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
     reason="the operator of attention is Hopper's",
 )
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch.compile's advice about TF32 is no failure
 def test_a_step_with_grouped_heads_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
     """And keeps less memory than torch.compile's."""
     taken: list[str] = []
