@@ -325,15 +325,10 @@ def alone(op: AnyOp) -> AnyOp:
 
 
 def is_summed(centres: Sequence[Step]) -> bool:
-    """Whether the second centre has statistics of the features that the first one makes, and is the last.
-
-    One feature is none: where it lies in a tensor does not tell features from positions.
-    """
+    """Whether the second centre has statistics of the features that the first one makes, and is the last."""
     if len(centres) != 2:
         return False
     first, second = centres
-    if second.src.channels == 1:
-        return False
     if first.op.kind != "contraction" or first.op.is_gradient or not isinstance(second.op, Normalization):
         return False
     return second.op.over(second.src) == (second.src.channel_axis,) and not second.op.split(second.src)
@@ -343,6 +338,7 @@ def summary_claims(steps: Sequence[Step], first: Step, second: Step) -> Iterator
     """What follows reads the numbers alone, and no step has places, parts or values to keep."""
     op, made = second.op, second.src
     assert isinstance(op, Normalization)  # by `is_summed`
+    yield claim(made.channels > 1, Reason.ONE_FEATURE, operator=second.index)
     names = {key for _, key in second.statistics}
     again = [*second.formulas, *op.result_formulas(second.leaves, made).values()]
     own = [term for each in op.reductions(second.leaves, made) for term in each.expressions]

@@ -78,6 +78,10 @@ class Reason(Catalogue):
         "one kernel holds a contraction or an operator with statistics, not both",
         "Split the plan in front of the second of the two",
     )
+    ONE_FEATURE = (
+        "a product with one feature does not tell features from positions: it has no statistics of them",
+        "Split the plan in front of the statistics; a kernel of their own takes them",
+    )
     RESULT_AGAIN = (
         "a contraction's result is in no memory: statistics of it may leave their numbers alone",
         "Split the plan in front of the statistics; those of sum, logsumexp or cross_entropy are read once",
