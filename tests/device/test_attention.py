@@ -5,11 +5,10 @@ from itertools import product
 from typing import Any
 
 import pytest
-import torch
 
-from device.guarded import inputs, output
+from device.guarded import inputs
+from device.repeats import repeated
 from device.test_numeric import KIND, _candidates, made
-from device.test_training import walls
 from fuseplan.backends.triton.templates.attention import GpuAttention
 from fuseplan.backends.triton.templates.attention_gradient import GpuAttentionGradient
 from fuseplan.backends.triton.templates.hopper_attention import HopperAttention
@@ -57,7 +56,6 @@ SLOPES = (  # likewise; each by queries and by keys
     "bf16[2x40x384x96, bhsd] -> attention_gradient(features=40, by=",
 )
 SEEDS = (1, 2, 3)
-REPEATS = 8
 
 
 def _cases() -> Iterator[Any]:
@@ -85,17 +83,8 @@ def test_every_candidate_is_within_its_bound(kind: type[Template], place: int, t
     for seed in SEEDS if kind in (HopperAttention, HopperAttentionGradient) else (1,):
         tensors = inputs(plan, seed)
         want, exact = evaluated(plan, tensors)
-        bound = compiled.bind(**{key: tensor for key, tensor in tensors.items() if key != "src"})
-        seen: list[tuple[Any, ...]] = []
-        for _ in range(REPEATS):
-            out, results = output(plan), walls(plan)
-            bound(tensors["src"], out.tensor, **{key: wall.tensor for key, wall in results.items()})
-            assert out.stands
-            assert all(wall.stands for wall in results.values())
-            seen.append((out.tensor, *(wall.tensor for wall in results.values())))
-        assert deviation(seen[0][0], want) <= allowed_deviation(compiled.kernel, template)
-        for each, tensor, value in zip(plan.results, seen[0][1:], exact.values(), strict=True):
+        out, *results = repeated(compiled, tensors, exact)
+        assert deviation(out, want) <= allowed_deviation(compiled.kernel, template)
+        for each, tensor, value in zip(plan.results, results, exact.values(), strict=True):
             allowed = allowed_deviation(compiled.kernel, template, each.dtype)
             assert deviation(tensor, value) <= allowed
-        for again in seen[1:]:
-            assert all(torch.equal(one, other) for one, other in zip(seen[0], again, strict=True))

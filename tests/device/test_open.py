@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from device.guarded import inputs, output
+from device.repeats import deviation
 from device.test_numeric import KIND
-from device.test_training import deviation
 from fuseplan.backends import backend_of
 from fuseplan.compile import compile as compile_plan
 from fuseplan.errors import ArgumentError

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from device.guarded import inputs, output
+from device.repeats import deviation, old, walls
 from device.test_numeric import KIND, _candidates, made
-from device.test_training import deviation, old, walls
 from fuseplan.backends import backend_of
 from fuseplan.kernels.template import Template
 from fuseplan.measure.data import evaluated

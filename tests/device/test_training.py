@@ -8,21 +8,19 @@ import pytest
 import torch
 
 import fuseplan
-from device.guarded import CANARY, Walled, inputs, output
+from device.guarded import inputs, output
+from device.repeats import deviation, repeated
 from device.test_numeric import KIND, _candidates, made
 from fuseplan.backends import backend_of
 from fuseplan.compile import CompiledPlan
 from fuseplan.kernels.template import Template
-from fuseplan.language.dtypes import DTYPES
 from fuseplan.measure.data import evaluated
-from fuseplan.measure.spaces import torch_dtype
 from fuseplan.plans.plan import FusionPlan
 from training import CHAINS
 
 TENSORS = ("f32[3x17x9x11]", "f16[8x64x57x55, nhwc]", "bf16[33x40x6x6]", "f32[5x37x6x7, nhwc]", "f16[64x129]")
 SEEDS = (1, 2)
 REPEATS = 12
-SLACK = 64.0  # roundings of the compute dtype, of the largest value
 
 
 def _cases() -> Iterator[Any]:
@@ -37,30 +35,6 @@ def _cases() -> Iterator[Any]:
 CASES = list(_cases())
 
 
-def walls(plan: FusionPlan) -> dict[str, Walled]:
-    """Poisoned results between margins."""
-    specs = {each.key: each.spec for each in plan.results}
-    return {
-        key: Walled(spec.shape, spec.element_strides, torch_dtype(spec.dtype), CANARY)
-        for key, spec in specs.items()
-    }
-
-
-def old(tensors: dict[str, Any], results: dict[str, Walled]) -> dict[str, Any]:
-    """The tensors that results are written into; old values in those that are updated."""
-    for key in tensors.keys() & results.keys():
-        results[key].tensor.copy_(tensors[key])
-    return {key: wall.tensor for key, wall in results.items()}
-
-
-def deviation(plan: FusionPlan, got: Any, want: Any, dtype: str) -> float:
-    """The largest error over what is allowed: at most 1 is right."""
-    epsilon = SLACK * DTYPES[plan.src.compute_dtype].epsilon
-    rounding = DTYPES[dtype].epsilon if dtype in ("f16", "bf16") else 0.0
-    allowed = (epsilon + rounding / 8) * want.abs().amax() + rounding * want.abs() + 1e-30
-    return float(((got.double() - want).abs() / allowed).nan_to_num(nan=float("inf")).amax())
-
-
 @pytest.mark.parametrize(("kind", "place", "text"), CASES)
 def test_every_result_is_within_the_bound(kind: type[Template], place: int, text: str) -> None:
     compiled = made(kind, place, text)
@@ -68,20 +42,10 @@ def test_every_result_is_within_the_bound(kind: type[Template], place: int, text
     for seed in SEEDS:
         tensors = inputs(plan, seed)
         want, exact = evaluated(plan, tensors)
-        operands = {key: tensor for key, tensor in tensors.items() if key != "src" and key not in exact}
-        bound = compiled.bind(**operands)
-        seen: list[tuple[Any, ...]] = []
-        for _ in range(REPEATS):
-            out, results = output(plan), walls(plan)
-            bound(tensors["src"], out.tensor, **old(tensors, results))
-            assert out.stands
-            assert all(wall.stands for wall in results.values())
-            seen.append((out.tensor, *(wall.tensor for wall in results.values())))
-        assert deviation(plan, seen[0][0], want, plan.output.dtype) <= 1
-        for tensor, (key, value) in zip(seen[0][1:], exact.items(), strict=True):
+        out, *results = repeated(compiled, tensors, exact, REPEATS)
+        assert deviation(plan, out, want, plan.output.dtype) <= 1
+        for tensor, (key, value) in zip(results, exact.items(), strict=True):
             assert deviation(plan, tensor, value, plan.src.compute_dtype) <= 1, key
-        for again in seen[1:]:
-            assert all(torch.equal(one, other) for one, other in zip(seen[0], again, strict=True))
 
 
 @pytest.mark.parametrize("tensor", ["f32[32x64x28x28]", "f32[32x64x28x28, nhwc]", "f32[256x64x2x2]"])
