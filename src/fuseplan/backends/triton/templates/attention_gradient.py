@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import log2
 from typing import ClassVar
 
 from fuseplan.backends.attending import Heads
 from fuseplan.backends.triton.index import ceil_div
-from fuseplan.backends.triton.templates.attention import GpuAttention
+from fuseplan.backends.triton.templates.attention import GpuAttention, Tile, of_size
 from fuseplan.backends.triton.templates.attention_gradient_writer import GradientWriter
 from fuseplan.backends.triton.templates.attention_rows import padded
 from fuseplan.kernels.emit import Source
@@ -39,8 +39,14 @@ REACHED_BY_KEY = {
 }  # fmt: skip
 IEEE = 0.1  # of the peak without tensor cores: 2x16x2048x128, causal, on an H200
 SINGLE = ((32, 32, 8, 1), (16, 16, 4, 1))  # of f32: products without tensor cores
-# Of f32 in three products, by rows of at most so many elements; of 256 each of them spills.
-THREE = {64: ((16, 64, 4, 2), (16, 32, 4, 2), (16, 16, 4, 2)), 128: ((16, 32, 4, 2), (16, 16, 4, 2)), 256: ()}
+# Of f32 in three products, each with the share of a third of the peak that it reaches on an H200, the mean of
+# both sides: 4x16x1024x64, 2x8x2048x80 and 2x16x2048x128, causal. Of 256 elements each tile spills.
+THREE: dict[int, dict[Tile, float]] = {
+    64: {(16, 32, 4, 2): 0.23, (16, 64, 4, 2): 0.23, (16, 16, 4, 2): 0.13},
+    96: {(16, 32, 4, 2): 0.075, (16, 16, 4, 2): 0.065},
+    128: {(16, 32, 4, 2): 0.22, (16, 16, 4, 2): 0.125},
+    256: {},
+}
 
 
 @dataclass(frozen=True)
@@ -59,18 +65,18 @@ class GpuAttentionGradient(GpuAttention):
     opens: ClassVar[bool] = False
     error_scale: ClassVar[str] = "the largest sum of its terms, for scores of size 1"
     centre: ClassVar[type] = AttendGradient
+    three: ClassVar[Mapping[int, Mapping[Tile, float]]] = THREE
 
     @classmethod
-    def _tiles(cls, kernel: Kernel, target: Target) -> Iterator[tuple[str, tuple[int, int, int, int]]]:
-        made, heads = kernel.attention, Heads.of(kernel, 0)
-        size = max(padded(made.size), padded(made.features))
+    def _tiles(cls, kernel: Kernel, target: Target) -> Iterator[tuple[str, Tile]]:
         if kernel.src.dtype == "f32":
-            three = next(each for most, each in THREE.items() if size <= most)
-            yield from (("tf32x3", each) for each in (three if target.name == "sm_90" else ()))
+            if target.name == "sm_90":
+                yield from (("tf32x3", each) for each in of_size(kernel, cls.three))
             yield from (("ieee", each) for each in SINGLE)
             return
-        tiles = BY_KEY if heads.by == "key" else BY_QUERY
-        listed = next(each for most, each in tiles.items() if size <= most)
+        made, heads = kernel.attention, Heads.of(kernel, 0)
+        size = max(padded(made.size), padded(made.features))
+        listed = of_size(kernel, BY_KEY if heads.by == "key" else BY_QUERY)
         is_crowded = bool(made.softcap or made.bias_axes or made.mask_axes or made.window)
         if size > 64 and (is_crowded or heads.others % FULL[1]) and heads.by == "key":
             listed = tuple(each for each in listed if each != FULL)
