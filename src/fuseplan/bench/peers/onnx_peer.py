@@ -16,6 +16,7 @@ from fuseplan.op import Op
 from fuseplan.ops import UNARY
 from fuseplan.ops.activation import ACTIVATIONS, Gelu
 from fuseplan.ops.matmul import Product
+from fuseplan.ops.parts import Rotary
 from fuseplan.ops.transposed import ConvTranspose
 from fuseplan.plans.plan import FusionPlan
 
@@ -224,8 +225,8 @@ class _Writer:
         self._node("Mul", [self._last, value])
 
     def _rotary(self, layer: Layer) -> None:
-        op: Any = layer.step.op
-        src = layer.step.src
+        op, src = layer.step.op, layer.step.src
+        assert isinstance(op, Rotary)  # by its name
         if src.names.find("s") != 2 or src.rank != 4 or op.whole:
             raise CannotRunError("ONNX's RotaryEmbedding is measured in the order bhsd, each angle once")
         stored = []
