@@ -86,13 +86,13 @@ def _gradients(ctx: Any, gradients: Sequence[torch.Tensor | None]) -> tuple[Any,
             each.view_as(each)
             if again and each.requires_grad
             else each.detach().requires_grad_(each.is_floating_point())
-            for each in ctx.saved_tensors
+            for each in map(_flat, ctx.saved_tensors)
         ]
         src, *given = tensors
         plan = plan_on(ctx.operators, readable(src))
         made = meaning.evaluated(plan, src, operands_in(ctx.operators, plan, given), ctx.parameters)
         pairs = [
-            (out, gradient)
+            (out, _flat(gradient))
             for out, gradient in zip(made, gradients, strict=True)
             if gradient is not None and out.requires_grad
         ]
@@ -113,6 +113,17 @@ def _mixing() -> contextlib.AbstractContextManager[None]:
 
     made: contextlib.AbstractContextManager[None] = implicit_replication()
     return made
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, whole along inner axes that processes share: torch before 2.13 cannot flatten these."""
+    if torch.__version__ >= (2, 13) or not hasattr(tensor, "placements"):
+        return tensor
+    from torch.distributed.tensor import Replicate
+
+    inner = range(1, tensor.ndim - 1)
+    kept = [Replicate() if place.is_shard() and place.dim in inner else place for place in tensor.placements]
+    return tensor.redistribute(placements=kept)
 
 
 torch.library.register_autograd(NAME, _gradients, setup_context=_saved)

@@ -266,7 +266,8 @@ def _share(tensor: DTensor, want: Places) -> torch.Tensor:
         if have == WHOLE and place == SUMMED
     ]
     places = [WHOLE if pair == (WHOLE, SUMMED) else pair[1] for pair in pairs]
-    share: torch.Tensor = tensor.redistribute(placements=places).to_local()
+    # A result with gradients is detached in place, and torch 2.11 has no rule for that on DTensors.
+    share: torch.Tensor = tensor.detach().redistribute(placements=places).to_local()
     return share / math.prod(parts) if parts else share
 
 
