@@ -34,6 +34,10 @@ def geglu(own: Any, src: torch.Tensor) -> torch.Tensor:
     return value * functional.gelu(gate)
 
 
+def glu(own: Any, src: torch.Tensor) -> torch.Tensor:
+    return functional.glu(own.both(src))
+
+
 def sizes(own: Any, src: torch.Tensor) -> torch.Tensor:
     gate, value = own.both(src).split([24, 24], -1)
     return functional.silu(gate) * value
@@ -70,6 +74,7 @@ def close(module: nn.Module, src: torch.Tensor) -> None:
         (swiglu, False, "linear(48) -> glu(silu, gate=first)"),
         (geglu, True, "linear(48) -> bias -> glu(gelu)"),
         (sizes, False, "linear(48) -> glu(silu, gate=first)"),
+        (glu, True, "linear(48) -> bias -> glu"),
     ],
 )
 def test_a_gated_product_is_one_launch(formula: Any, bias: bool, plan: str, dtype: torch.dtype) -> None:

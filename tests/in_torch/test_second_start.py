@@ -307,10 +307,12 @@ from torch import nn
 class Own(nn.Module):
     def __init__(self):
         super().__init__()
-        self.conv, self.norm, self.head = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Linear(64, 4)
+        self.conv, self.norm, self.head = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Linear(128, 4)
+        self.other = nn.Conv2d(3, 4, 3)
 
     def forward(self, src):
-        return self.head(self.norm(self.conv(src)).relu().flatten(1)).softmax(-1)
+        joined = torch.cat([self.norm(self.conv(src)).relu(), self.other(src)], 1)
+        return self.head(joined.flatten(1)).softmax(-1)
 """
 CHILD = """
 import fuseplan.torch

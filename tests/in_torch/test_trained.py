@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from fuseplan.kernels.target import parse_target
+from fuseplan.plans.plan import FusionPlan
 from fuseplan.torch import trained
 
 OPERATORS = "[bhsd] -> attention(is_causal=True, return_lse=True)"
@@ -138,6 +140,17 @@ def test_torchs_kernels_are_left_where_they_may_be_faster() -> None:
     with torch.profiler.profile() as profile:
         gradients(compiled, block, src)
     assert "fuseplan::trained_attention" not in {each.key for each in profile.key_averages()}
+
+
+@pytest.mark.parametrize(("dtype", "expected"), [("bf16", True), ("f32", False)])
+def test_plans_are_taken_where_hoppers_kernel_is_one_of_several(
+    monkeypatch: pytest.MonkeyPatch, dtype: str, expected: bool
+) -> None:
+    """The plain kernel by keys is estimated faster for heads too few for all processors."""
+    monkeypatch.setattr(trained, "target_of", lambda device: (parse_target("triton:sm_90"), None))
+    text = "[8x8x512x64, bshd of bhsd] -> attention(key_heads=2, scale=0.125, mask_axes=bst, return_lse=True)"
+    plan = FusionPlan.parse(f"{dtype}{text}")
+    assert trained.is_fast(plan, torch.device("cuda")) == expected
 
 
 @pytest.mark.parametrize("is_turned", [False, True])

@@ -31,7 +31,7 @@ from fuseplan.ops.rows import LayerNorm, RmsNorm
 from fuseplan.torch.attending import attention, hidden, safe_softmax
 from fuseplan.torch.given import Given
 from fuseplan.torch.gradients import GRADIENTS
-from fuseplan.torch.ranges import SPLITS, joined, part, sliced
+from fuseplan.torch.ranges import SPLITS, gated, joined, part, sliced
 from fuseplan.torch.windows import adaptive_mean, convolution, pad, pool, transposed
 
 aten = torch.ops.aten
@@ -316,6 +316,7 @@ TABLE: dict[Any, Row] = {
     aten.rsub.Scalar: _subtracted_from,
     operator.getitem: _first,
     aten.slice.Tensor: sliced,
+    aten.glu.default: gated,
     aten.cat.default: joined,
     aten.mul.Tensor: _joined("a * b"),
     aten.mul.Scalar: _joined("a * b"),

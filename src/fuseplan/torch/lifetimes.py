@@ -13,7 +13,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from fuseplan.graph.memory import ALIGNMENT, Buffer
-from fuseplan.language.layouts import same_strides
+from fuseplan.language.layouts import dense, same_strides
 from fuseplan.tensors.torch_tensors import DTYPES
 from fuseplan.torch.cutting import WITHIN
 from fuseplan.torch.kernels import ALIGNMENT as VECTOR
@@ -230,6 +230,9 @@ class _Values:
             plan = plan_on(operators, readable(self.found[src]))
             ends = (plan.output, *(each.spec for each in plan.results))
             return [_like(each.shape, each.element_strides, DTYPES[each.dtype]) for each in ends]
+        if node.target is joined:  # torch.cat of the meta device imports torch._dynamo: a second
+            made = node.meta["val"]
+            return _like(made.shape, dense(made.shape, node.args[2]), made.dtype)
         if node.op == "call_function" and (node.target in COPYING or _may_view(node)):
             args, kwargs = fx.map_arg((node.args, node.kwargs), self.found.__getitem__)
             try:

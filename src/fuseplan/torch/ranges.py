@@ -6,6 +6,7 @@ import torch
 
 from fuseplan.graph.ops import Concat, Slice
 from fuseplan.graph.why import LeftError, Why
+from fuseplan.ops.activation import Sigmoid
 from fuseplan.torch.given import Given
 
 aten = torch.ops.aten
@@ -33,6 +34,16 @@ def joined(given: Given) -> str:
     if int(given.number("dim")) % max(1, rank) != rank - 1 or not given.result.is_float or len(dtypes) > 1:
         raise LeftError(Why.NOT_IN_TABLE, "a join of another axis, or of several dtypes")
     return given.add(Concat(rank - 1), *(given.value(each) for each in tensors))
+
+
+def gated(given: Given) -> str:
+    """torch's `glu`: the first half of an axis times the sigmoid of the second."""
+    src = given.tensor("self")
+    shape = given.shape(src)
+    dim = int(given.number("dim")) % len(shape)
+    half = shape[dim] // 2
+    first, second = (given.add(Slice(dim, begin, begin + half), src) for begin in (0, half))
+    return given.formula("a * b", first, given.activation(Sigmoid(), second))
 
 
 def part(given: Given) -> str:
