@@ -20,7 +20,7 @@ from fuseplan.cli.statuses import RIGHT, WRONG, error_json, known_error, status_
 from fuseplan.compat.miopen_driver.letters import BY_WORD, LETTERS, PROBLEMS, Letter
 from fuseplan.compat.miopen_driver.problem import Problem, command_of
 from fuseplan.compat.miopen_driver.report import driver_report
-from fuseplan.compat.miopen_driver.run import Driven, How, Seconds, drive
+from fuseplan.compat.miopen_driver.run import Driven, Seconds, drive
 from fuseplan.compat.miopen_driver.sweep import Line, all_combinations, is_plan, lines_of, words_of
 from fuseplan.errors import ArgumentError, FuseplanError, Unsupported, counted
 from fuseplan.kernels.match import match
@@ -30,6 +30,7 @@ from fuseplan.plans.plan import FusionPlan
 from fuseplan.tuning.verdict import Verdict
 
 SAID = (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP)
+HOW = ("target", "threads", "verify", "time", "wall", "iter", "unfused", "patience")  # a plan is run
 OF_ALL_LINES = ("sweep", "is_all", "every", "report", "as_json")  # not for one of many lines
 
 
@@ -209,17 +210,7 @@ def _driven(ctx: click.Context) -> Driven:
     given, plan = ctx.params, plan_of(ctx)
     if given["dot_graph"] is not None:
         _draw(plan, given["dot_graph"])
-    how = How(
-        target=given["target"],
-        threads=given["threads"],
-        is_verified=bool(given["verify"]),
-        is_timed=bool(given["time"]),
-        is_walled=bool(given["wall"]),
-        iterations=given["iter"],
-        is_compared=given["unfused"],
-        patience=given["patience"],
-    )
-    return drive(plan, how)
+    return drive(plan, **{name: given[name] for name in HOW})
 
 
 def plan_of(ctx: click.Context) -> FusionPlan:
