@@ -8,8 +8,7 @@ from typing import Any, NoReturn
 import pytest
 import torch
 
-from fuseplan.measure.machine import gpu_machine
-from fuseplan.measure.versions import commit, gpu_versions
+from fuseplan.measure.machine import commit, gpu_machine, gpu_versions
 from recorder import Counts
 
 HERE = Path(__file__).parent

@@ -27,8 +27,8 @@ from fuseplan.ops.normalization import Normalization, reduced_axes
 from fuseplan.ops.parts import Parted
 from fuseplan.ops.ranges import RANGES, Within
 from fuseplan.ops.save import Save
+from fuseplan.ops.scan import UnaryOp
 from fuseplan.ops.transposed import ConvTranspose
-from fuseplan.ops.unary import UnaryOp
 from fuseplan.plans.step import Step
 from fuseplan.plans.text import operator_text
 from fuseplan.scalar import CASTS, Scalar, leaf, leaves_of

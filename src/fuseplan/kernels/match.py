@@ -17,7 +17,7 @@ from fuseplan.op import Op
 from fuseplan.ops import UNARY
 from fuseplan.ops.normalization import Normalization
 from fuseplan.ops.ranges import RANGES, Within
-from fuseplan.ops.unary import UnaryOp
+from fuseplan.ops.scan import UnaryOp
 from fuseplan.plans.dot import dot_text
 from fuseplan.plans.plan import FusionPlan, as_plan
 from fuseplan.plans.step import Step

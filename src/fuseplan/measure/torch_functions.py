@@ -23,8 +23,8 @@ from fuseplan.op import Op
 from fuseplan.ops import UNARY
 from fuseplan.ops.activation import ACTIVATIONS, Gelu
 from fuseplan.ops.dynamic import LEAST
+from fuseplan.ops.scan import UnaryOp
 from fuseplan.ops.transposed import ConvTranspose
-from fuseplan.ops.unary import UnaryOp
 from fuseplan.ops.windows import Windowed
 
 Tensor = Any

@@ -24,8 +24,7 @@ from fuseplan.compat.miopen_driver.run import Driven, Seconds, drive
 from fuseplan.compat.miopen_driver.sweep import Line, all_combinations, is_plan, lines_of, words_of
 from fuseplan.errors import ArgumentError, FuseplanError, Unsupported, counted
 from fuseplan.kernels.match import match
-from fuseplan.measure.machine import machine
-from fuseplan.measure.versions import commit, versions
+from fuseplan.measure.machine import commit, machine, versions
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.tuning.verdict import Verdict
 
