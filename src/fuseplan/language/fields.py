@@ -108,7 +108,6 @@ def checked(operator: str, declared: Field[Any], value: Any, *, applies: bool) -
 
     Args:
         declared: a truth value, a word, a count or a parameter; any other field is as it is given.
-        value: of the field.
         applies: whether the operator has the parameter.
 
     Raises:

@@ -83,7 +83,6 @@ def spread(src: Any, weight: Any, window: Window, zeros: Any) -> Any:
     Args:
         src: (n, c, *spatial).
         weight: (groups, features/groups, c/groups, *kernel).
-        window: how src spreads.
         zeros: makes the sum of a shape, (n, features, *extents).
     """
     batch, groups, spatial = src.shape[0], weight.shape[0], src.shape[2:]

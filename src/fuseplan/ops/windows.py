@@ -131,7 +131,6 @@ class Windowed(Op):
         """Checks that the window moves over the spatial axes of src.
 
         Args:
-            src: the operator's input.
             remedy: the operator for a src without spatial axes, or with others.
 
         Raises:
