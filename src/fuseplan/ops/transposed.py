@@ -69,12 +69,8 @@ class ConvTranspose(OfConvolution):
     def meaning(self, given: Given) -> tuple[Array, dict[str, Array]]:
         """The sum in float64: for each tap, one product of matrices, added where the tap lies."""
         window, weight = self.window(given.spec), given.operands["weight"]
-        return spread(given.src, by_groups(weight, self.groups), window, given.by.zeros), {}
-
-
-def by_groups(weight: Any, groups: int) -> Any:
-    """A weight (c, features/groups, *kernel) as (groups, features/groups, c/groups, *kernel)."""
-    return weight.reshape(groups, -1, *weight.shape[1:]).swapaxes(1, 2)
+        by_groups = weight.reshape(self.groups, -1, *weight.shape[1:]).swapaxes(1, 2)
+        return spread(given.src, by_groups, window, given.by.zeros), {}
 
 
 def spread(src: Any, weight: Any, window: Window, zeros: Any) -> Any:

@@ -117,7 +117,10 @@ def driver_command(ctx: click.Context, /, report: Path | None, as_json: bool, **
         outcome = _outcome(ctx, None)
         if outcome.error is not None and not as_json:
             raise outcome.error
-        _print(outcome, as_json)
+        if as_json:
+            click.echo(json.dumps(outcome.to_json()))
+        else:
+            Screen().tell(_told(outcome))
         ctx.exit(outcome.status)
     if report is not None:
         with _reaching("--report", report, "made"):
@@ -138,13 +141,6 @@ def driver_command(ctx: click.Context, /, report: Path | None, as_json: bool, **
 
 
 driver_command.params[1:1] = map(_letter_option, LETTERS)
-
-
-def _print(outcome: Outcome, as_json: bool) -> None:
-    if as_json:
-        click.echo(json.dumps(outcome.to_json()))
-    else:
-        Screen().tell(_told(outcome))
 
 
 def _lines(ctx: click.Context) -> Sequence[Line] | None:
