@@ -9,7 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from fuseplan.errors import ArgumentError, counted
+from fuseplan.errors import counted, refusing
 from fuseplan.messages.quantities import bytes_text, seconds_text
 from fuseplan.reports.rows import (
     CopyRow,
@@ -113,13 +113,11 @@ def read_report(path: str | PathLike[str]) -> Report:
         ArgumentError: the file is no report of this version or the one before.
         OSError: the file cannot be read.
     """
-    try:
+    with refusing(f"{path} is no report on a model", ValueError):
         told = json_of(bytes_of(Path(path), limits.REPORT_BYTES))
         if not isinstance(told, dict) or told.get("schema") not in READ:
             raise ValueError(f"its schema is not {SCHEMA}")
         return record(Report, told | {"schema": SCHEMA})
-    except ValueError as error:
-        raise ArgumentError(f"{path} is no report on a model: {error}") from None
 
 
 def listed(names: Sequence[str], shown: int = SHOWN) -> str:

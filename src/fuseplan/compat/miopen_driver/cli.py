@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,7 +21,7 @@ from fuseplan.compat.miopen_driver.problem import Problem, command_of
 from fuseplan.compat.miopen_driver.report import driver_report
 from fuseplan.compat.miopen_driver.run import Driven, Seconds, drive
 from fuseplan.compat.miopen_driver.sweep import Line, all_combinations, is_plan, lines_of, words_of
-from fuseplan.errors import ArgumentError, FuseplanError, Unsupported, counted
+from fuseplan.errors import ArgumentError, FuseplanError, Unsupported, counted, refusing
 from fuseplan.kernels.match import match
 from fuseplan.measure.machine import commit, machine, versions
 from fuseplan.plans.plan import FusionPlan
@@ -123,7 +122,7 @@ def driver_command(ctx: click.Context, /, report: Path | None, as_json: bool, **
             Screen().tell(_told(outcome))
         ctx.exit(outcome.status)
     if report is not None:
-        with _reaching("--report", report, "made"):
+        with refusing(f"--report {report} cannot be made"):
             report.mkdir(parents=True, exist_ok=True)
     begin = time.monotonic()
     records: list[dict[str, Any]] = []
@@ -231,26 +230,13 @@ def plan_of(ctx: click.Context) -> FusionPlan:
     return FusionPlan.parse(problem)
 
 
-@contextmanager
-def _reaching(option: str, place: Path, act: str = "written") -> Iterator[None]:
-    """Says which option's file or folder a system's error is about.
-
-    Raises:
-        ArgumentError: there is such an error.
-    """
-    try:
-        yield
-    except OSError as error:
-        raise ArgumentError(f"{option} {place} cannot be {act}: {error}") from None
-
-
 def _draw(plan: FusionPlan, place: Path) -> None:
     """Writes the plan's graph, with its match where it has one."""
     try:
         graph = match(plan).to_dot()
     except Unsupported:
         graph = plan.to_dot()
-    with _reaching("--dot_graph", place):
+    with refusing(f"--dot_graph {place} cannot be written"):
         place.write_text(graph)
 
 
@@ -273,7 +259,7 @@ def _head(
 
 def _write(folder: Path, head: dict[str, Any], records: list[dict[str, Any]]) -> None:
     """Writes report.md and report.json."""
-    with _reaching("--report", folder):
+    with refusing(f"--report {folder} cannot be written"):
         (folder / "report.json").write_text(json.dumps({**head, "lines": records}, indent=1) + "\n")
         (folder / "report.md").write_text(driver_report(head, records))
 
