@@ -9,8 +9,7 @@ from typing import Any
 
 from benchmarks import special, standings, suite
 from fuseplan.bench import command
-from fuseplan.bench.display import Display
-from fuseplan.bench.options import Options
+from fuseplan.bench.options import Display, Options
 from fuseplan.bench.results import Row
 from fuseplan.messages.excerpt import ARROW
 

@@ -12,8 +12,7 @@ from fuseplan.bench.options import Options, now
 from fuseplan.bench.peers import known
 from fuseplan.bench.results import Row, append_json
 from fuseplan.errors import ArgumentError
-from fuseplan.measure.machine import gpu_machine, machine
-from fuseplan.measure.versions import commit, gpu_versions, versions
+from fuseplan.measure.machine import commit, gpu_machine, gpu_versions, machine, versions
 
 KEYS_OF_MODELS = ("model", "number", "batch", "tokens", "dtype", "ieee", "threads")
 

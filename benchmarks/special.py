@@ -20,9 +20,8 @@ from benchmarks.standings import markdown
 from benchmarks.suite import chosen, load
 from fuseplan.bench import gpu
 from fuseplan.bench.command import bench, measured, printed
-from fuseplan.bench.display import Display
 from fuseplan.bench.markdown import table
-from fuseplan.bench.options import Options
+from fuseplan.bench.options import Display, Options
 from fuseplan.bench.peers import OURS, known
 from fuseplan.bench.results import Row
 from fuseplan.errors import ArgumentError, counted

@@ -63,6 +63,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--whole", action="store_true", help="what continuous integration runs a part of is run in full"
     )
+    parser.addoption("--share", default="1/1", help="K/N: of every N tests, the one at place K runs")
     parser.addoption("--versions", help="file to append a JSON line to: what passed with which versions")
 
 
@@ -80,7 +81,15 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of a test with the mark `part(n)`, one case in n runs, drawn by its name; `--whole` runs all."""
+    """Of a test with the mark `part(n)`, one case in n runs, drawn by its name; `--whole` runs all.
+
+    `--share` leaves out all tests but one of so many, for processes side by side (`tests/device/shares.py`).
+    """
+    place, count = map(int, config.getoption("share").split("/"))
+    others = [item for at, item in enumerate(items) if at % count != place - 1]
+    if others:
+        config.hook.pytest_deselected(items=others)
+        items[:] = items[place - 1 :: count]
     if config.getoption("whole"):
         return
     for item in items:

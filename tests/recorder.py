@@ -51,8 +51,7 @@ class Versions(Counts):
         self._place = place
 
     def pytest_sessionfinish(self) -> None:
-        from fuseplan.measure.machine import machine
-        from fuseplan.measure.versions import commit, versions
+        from fuseplan.measure.machine import commit, machine, versions
 
         used = versions("torch", "triton", "pytest")
         told = self.told("versions", machine=machine().to_json(), versions=used, commit=commit())

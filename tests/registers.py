@@ -36,8 +36,7 @@ from fuseplan.kernels.lower import lower
 from fuseplan.kernels.match import match
 from fuseplan.kernels.target import parse_target
 from fuseplan.kernels.template import Template
-from fuseplan.measure.machine import machine
-from fuseplan.measure.versions import commit, versions
+from fuseplan.measure.machine import commit, machine, versions
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.stores.tuned import SHIPPED, read
 from orders import orders

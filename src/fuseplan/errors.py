@@ -6,6 +6,7 @@ import copy
 import difflib
 import shlex
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -209,6 +210,15 @@ class ArgumentError(FuseplanError):
     def told(self, name: Callable[[Any], str]) -> str:
         """The message with another name for each tensor."""
         return "".join(part if isinstance(part, str) else name(part) for part in self.parts)
+
+
+@contextmanager
+def refusing(problem: str, kinds: type[Exception] | tuple[type[Exception], ...] = OSError) -> Iterator[None]:
+    """Turns an error of these kinds into an ArgumentError: the problem, and the error's own words."""
+    try:
+        yield
+    except kinds as error:
+        raise ArgumentError(f"{problem}: {error}") from error
 
 
 def installing(extra: str, *packages: str) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fuseplan.backends import backend_of
 from fuseplan.compile import RunnablePlan
-from fuseplan.errors import ArgumentError, BuildError
+from fuseplan.errors import BuildError, refusing
 from fuseplan.execution.runner import Runner
 from fuseplan.execution.saved import Saved, portable
 from fuseplan.system import limits, reading
@@ -57,14 +57,12 @@ def load(path: str | PathLike[str], *, sha256: str | None = None) -> LoadedPlan:
             is of a format that this version does not read.
         BuildError: the code is for another kind of machine.
     """
-    try:
+    with refusing(f"{path} cannot be loaded", (OSError, ValueError)):
         data = reading.bytes_of(Path(path), limits.SAVED_BYTES)
         found = hashlib.sha256(data).hexdigest()
         if sha256 is not None and found != str(sha256).lower():
             raise ValueError(f"it is another file\n  got sha256 {found}\n  want       {sha256}")
         saved = Saved.unpack(data)
-    except (OSError, ValueError) as error:
-        raise ArgumentError(f"{path} cannot be loaded: {error}") from error
     try:
         return LoadedPlan(saved)
     except BuildError as error:

@@ -204,7 +204,8 @@ def where(condition: Scalar, a: Scalar | float, b: Scalar | float) -> Scalar:
     """The element of a where the condition holds, else b."""
     if not isinstance(condition, Scalar) or not condition.is_condition:
         problem = "the first argument of `where` must be a comparison"
-        raise PlanError(problem, got=_shown(condition), want="where(x > 0, a, b)")
+        got = text(condition) if isinstance(condition, Scalar) else shown(condition)
+        raise PlanError(problem, got=got, want="where(x > 0, a, b)")
     return call("where", condition, a, b)
 
 
@@ -228,10 +229,6 @@ def random(seed: Scalar | float, offset: Scalar | float = 0) -> Scalar:
 def indices_of(root: Scalar) -> frozenset[str]:
     """The names of the leaves that are indices: `index(c)`, or `index()` for all axes."""
     return frozenset(name for name in leaves_of(root) if name.startswith("index("))
-
-
-def _shown(value: object) -> str:
-    return text(value) if isinstance(value, Scalar) else shown(value)
 
 
 def relu(x: Scalar | float) -> Scalar:

@@ -8,8 +8,7 @@ from typing import Any, NoReturn
 import pytest
 import torch
 
-from fuseplan.measure.machine import gpu_machine
-from fuseplan.measure.versions import commit, gpu_versions
+from fuseplan.measure.machine import commit, gpu_machine, gpu_versions
 from recorder import Counts
 
 HERE = Path(__file__).parent
@@ -62,8 +61,17 @@ class Recorder(Counts):
 
     def pytest_sessionfinish(self) -> None:
         """Adds the record; to the last line, where that is of the same commit on the same GPU."""
+        import fcntl
+
+        with self._place.open("a+", encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # processes with a share of the tests add to one line
+            file.seek(0)
+            lines = self._recorded(file.read().splitlines())
+            file.truncate(0)
+            file.write("".join(f"{line}\n" for line in lines))
+
+    def _recorded(self, lines: list[str]) -> list[str]:
         machine, what = gpu_machine().to_json(), self._commit or commit()
-        lines = self._place.read_text(encoding="utf-8").splitlines() if self._place.exists() else []
         last = json.loads(lines[-1]) if lines else {}
         if (last.get("commit"), last.get("machine")) == (what, machine):
             lines.pop()
@@ -72,9 +80,7 @@ class Recorder(Counts):
         record = self.told(
             "device", worst_share_of_bound=shares, machine=machine, versions=gpu_versions(), commit=what
         )
-        self._place.write_text(
-            "".join(f"{line}\n" for line in [*lines, json.dumps(record)]), encoding="utf-8"
-        )
+        return [*lines, json.dumps(record)]
 
     def _add(self, record: dict[str, Any]) -> None:
         for name, counted in record["outcomes"].items():

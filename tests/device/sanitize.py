@@ -117,8 +117,7 @@ def main() -> int:
 
 def record(place: Path, found: list[dict[str, object]], stamped: str) -> None:
     """Appends the findings with the stamp of the machine."""
-    from fuseplan.measure.machine import gpu_machine
-    from fuseplan.measure.versions import commit, gpu_versions
+    from fuseplan.measure.machine import commit, gpu_machine, gpu_versions
 
     line = {
         "benchmark": "sanitize",

@@ -14,8 +14,7 @@ from benchmarks import accuracy, demo, networks, recorded, special, suite
 from benchmarks.command import bench
 from benchmarks.footprint import footprint
 from fuseplan.bench import runner, worker
-from fuseplan.bench.display import Display
-from fuseplan.bench.options import Options
+from fuseplan.bench.options import Display, Options
 from fuseplan.bench.peers import known
 from fuseplan.bench.peers.peer import Peer, Prepared
 from fuseplan.bench.runner import Process

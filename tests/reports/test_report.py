@@ -52,6 +52,14 @@ def test_a_report_is_read_back_from_its_json(tmp_path: Path) -> None:
     assert told.to_json()["schema"] == SCHEMA
 
 
+def test_a_report_of_the_version_before_is_read_back(tmp_path: Path) -> None:
+    """It does not tell why the next start exports the model again."""
+    told = of_network()
+    older = {name: each for name, each in told.to_json().items() if name != "unkept"}
+    (tmp_path / "a.json").write_text(json.dumps({**older, "schema": "fuseplan.report/5"}))
+    assert read_report(tmp_path / "a.json") == told
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [

@@ -290,10 +290,10 @@ def test_a_file_as_other_systems_write_it(folder: Path, sweep: Any) -> None:
 def test_what_an_interrupted_sweep_found_is_kept(
     folder: Path, sweep: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(plan: FusionPlan, how: driving.How) -> driving.Driven:
+    def interrupted(plan: FusionPlan, **how: Any) -> driving.Driven:
         if plan.src.batch == 2:
             raise KeyboardInterrupt
-        return driving.drive(plan, how)
+        return driving.drive(plan, **how)
 
     monkeypatch.setattr("fuseplan.compat.miopen_driver.cli.drive", interrupted)
     result = sweep(f"{CBA}\n{CBA} -n 2\n{CBA} -n 3\n", "--report", str(folder / "report"))

@@ -17,7 +17,7 @@ from fuseplan.cli.commands import fuseplan as command
 from fuseplan.errors import ArgumentError, BuildError
 from fuseplan.execution.stages import decide
 from fuseplan.export.c import CObject
-from fuseplan.export.c_packing import pack_function
+from fuseplan.export.packings import pack_function
 from fuseplan.kernels.packing import Halves, Join, Packing, Pad, Product, Reshape, Thirds, Tiles, Transpose
 from fuseplan.language.dtypes import dtype_of
 from fuseplan.measure.data import random_arrays

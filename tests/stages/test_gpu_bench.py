@@ -15,8 +15,7 @@ from benchmarks import recorded, special, suite
 from benchmarks.command import bench
 from benchmarks.peers.gpu_fused import CudnnAttention
 from fuseplan.bench import command, gpu, results
-from fuseplan.bench.display import Display
-from fuseplan.bench.options import Options
+from fuseplan.bench.options import Display, Options
 from fuseplan.bench.peers import known
 from fuseplan.bench.peers.ours import Fuseplan
 from fuseplan.bench.peers.peer import Prepared

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 from fuseplan.kernels.kernel import Kernel, KernelOperand, Output
 from fuseplan.language.layouts import dense, image_strides
@@ -21,8 +21,20 @@ from fuseplan.language.parts import Split, part_of
 from fuseplan.language.reduction import INDEX
 from fuseplan.scalar import leaves_of
 
-A = TypeVar("A")
+A = TypeVar("A", bound="Loop")
 KEPT = "kept()"  # the tensor of one cell's elements that `Lattice.keeping` adds; no key has parentheses
+
+
+class Loop(Protocol):
+    """What a loop tells: a dataclass."""
+
+    @property
+    def extent(self) -> int:
+        """Steps."""
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """Elements of a step in each tensor."""
 
 
 @dataclass(frozen=True)
@@ -180,17 +192,17 @@ class Lattice:
         return self.cells if self.is_along else self.cells[:-1]
 
 
-def are_one(axis: Any, inner: Any) -> bool:
+def are_one(axis: Loop, inner: Loop) -> bool:
     """Whether a step of an axis goes as far as all steps of the one inside, so that the two are one loop."""
     return all(step == below * inner.extent for step, below in zip(axis.steps, inner.steps, strict=True))
 
 
 def merged(axes: Iterable[A]) -> tuple[A, ...]:
-    """Axes, with an extent and steps, of which neighbours that are one loop become one."""
-    found: list[Any] = []
+    """Axes, of which neighbours that are one loop become one."""
+    found: list[A] = []
     for axis in axes:
         around = found.pop().extent if found and are_one(found[-1], axis) else 1
-        found.append(replace(axis, extent=axis.extent * around))  # type: ignore[type-var, attr-defined]
+        found.append(replace(cast(Any, axis), extent=axis.extent * around))
     return tuple(found)
 
 

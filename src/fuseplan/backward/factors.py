@@ -89,9 +89,11 @@ def factor(step: Step, by: str, at: str, values: dict[str, str]) -> tuple[Piece,
     slope, op = slope_of(step, by), cast(Elementwise, step.op)
     numbers = {each.name: each.value for each in op.parameters()}
     read = leaves_of(slope)
-    if slope == ONE or (read <= numbers.keys() and _number(slope, numbers) == 1):
+    if slope == ONE:
         return ()
     if read <= numbers.keys():
+        if fold(slope, {name: np.float64(value) for name, value in numbers.items()}, NUMPY) == 1:
+            return ()
         product = text(times(leaf("x"), slope))
         return (Piece(Expression(product, **{name: numbers[name] for name in sorted(read)})),)
     if slope == leaf("x"):
@@ -103,8 +105,3 @@ def factor(step: Step, by: str, at: str, values: dict[str, str]) -> tuple[Piece,
             return (Piece(made, ((key, values[name]),)),)
     backward = ActivationBackward(alone(op), by)
     return (Piece(backward, tuple((key, values.get(key, at)) for key in backward.operand_fields)),)
-
-
-def _number(slope: Scalar, numbers: dict[str, float]) -> float:
-    """A slope that parameters alone make, at the plan's values of them."""
-    return float(fold(slope, {name: np.float64(value) for name, value in numbers.items()}, NUMPY))

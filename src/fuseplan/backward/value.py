@@ -141,7 +141,8 @@ def _plan_of(node: Node) -> FusionPlan:
 
 def backward(plan: FusionPlan, wrt: Collection[str] | None = None, results: Collection[str] = ()) -> Backward:
     """The gradients of a plan; `FusionPlan.backward` tells the arguments and errors."""
-    wanted = list(wrt if wrt is not None else _differentiable(plan))
+    floats = (each.key for each in plan.operands if dtype_of(each.dtype).is_float)
+    wanted = ["src", *floats] if wrt is None else list(wrt)
     _check(plan, wanted, results)
     told, plan = str(plan), giving_lse(plan, Walk(plan, wanted, results))
     walk = Walk(plan, wanted, results)
@@ -163,11 +164,6 @@ def backward(plan: FusionPlan, wrt: Collection[str] | None = None, results: Coll
         Origin(" ".join(wanted), FORWARD),
     )
     return Backward(Graph(inputs, [first, *walk.nodes], [walk.gradients[name] for name in wanted]))
-
-
-def _differentiable(plan: FusionPlan) -> list[str]:
-    """src and the operands of floating-point numbers."""
-    return ["src", *(each.key for each in plan.operands if dtype_of(each.dtype).is_float)]
 
 
 def _check(plan: FusionPlan, wrt: Collection[str], results: Collection[str]) -> None:

@@ -27,7 +27,7 @@ from fuseplan.ops.conversion import Cast
 from fuseplan.ops.parts import Parted
 from fuseplan.ops.reductions import Sum
 from fuseplan.ops.save import Save
-from fuseplan.ops.unary import UnaryOp
+from fuseplan.ops.scan import UnaryOp
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.plans.step import Step
 from fuseplan.scalar import leaf

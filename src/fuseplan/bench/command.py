@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fuseplan.bench import gpu, results, runner, table
-from fuseplan.bench.display import Display
-from fuseplan.bench.options import Options
+from fuseplan.bench.options import Display, Options
 from fuseplan.bench.results import Row
 from fuseplan.errors import counted
 from fuseplan.measure.cases import Cases

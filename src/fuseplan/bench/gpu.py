@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fuseplan.bench.options import Options, Progress, now
+from fuseplan.bench.options import Options, Step, now
 from fuseplan.bench.peers import known
 from fuseplan.bench.peers.peer import Peer, Prepared
 from fuseplan.bench.results import Row, timed_row, wrong
@@ -23,17 +23,16 @@ from fuseplan.measure.cases import Case, Cases
 from fuseplan.measure.clock import GPU_CLOCK, GpuClock
 from fuseplan.measure.data import deviation
 from fuseplan.measure.layers import CannotRunError
-from fuseplan.measure.machine import gpu_machine
+from fuseplan.measure.machine import gpu_machine, gpu_versions
 from fuseplan.measure.peaks import Floor, GpuPeaks, gpu_peaks, measured_gpu_peaks
 from fuseplan.measure.spaces import Tensors
 from fuseplan.measure.stats import Timing
-from fuseplan.measure.versions import gpu_versions
 
 DEVICE = "cuda"  # torch's name of the tensors' device
 SHOWN = 300  # characters of a library's own message
 
 
-def run(suite: Cases, options: Options, progress: Progress = lambda _: None) -> Iterator[list[Row]]:
+def run(suite: Cases, options: Options, progress: Step = lambda _: None) -> Iterator[list[Row]]:
     """The rows of each case as it is done; an ArgumentError where torch is not installed, or finds no GPU."""
     needs_gpu()
     import torch
@@ -62,7 +61,7 @@ def needs_gpu() -> None:
 class _Bench:
     """What the cases of a run have in common."""
 
-    def __init__(self, suite: Cases, options: Options, progress: Progress) -> None:
+    def __init__(self, suite: Cases, options: Options, progress: Step) -> None:
         self._suite, self._options, self._progress = suite.name, options, progress
         self._machine = gpu_machine(options.device)
         stored = gpu_peaks(self._machine.gpu)

@@ -1,8 +1,9 @@
-"""How a benchmark is run: the options of `fuseplan bench`."""
+"""How a benchmark is run: the options of `fuseplan bench`, and where it tells what it does."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,13 +13,28 @@ from fuseplan.bench.peers import known
 from fuseplan.errors import ArgumentError
 from fuseplan.measure.cases import Case
 from fuseplan.measure.clock import GPU_PROTOCOL, Protocol
-from fuseplan.measure.versions import commit
+from fuseplan.measure.machine import commit
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.system.declared import option
 
 HERE = ("cpu", "cuda", "cuda:0")
 
-Progress = Callable[[str], object]
+Step = Callable[[str], object]
+
+
+@dataclass(frozen=True)
+class Display:
+    """Where a benchmark tells what it does.
+
+    Attributes:
+        show: takes tables and paragraphs in Markdown; nothing is shown where JSON is printed.
+        tell: takes a line.
+        steps: makes progress of so many steps, of None where their number is not known; a step takes a line.
+    """
+
+    show: Callable[[str], object]
+    tell: Callable[[str], object]
+    steps: Callable[[int | None], AbstractContextManager[Step]]
 
 
 @dataclass(frozen=True)

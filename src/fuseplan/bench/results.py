@@ -124,13 +124,7 @@ def dtypes_of(plan: FusionPlan) -> tuple[str, ...]:
 
 
 def wrong(errors: Sequence[float], dtypes: Sequence[str], src: str) -> str | None:
-    """Why results with these deviations from float64 are none to time; None where they are right.
-
-    Args:
-        errors: of each result.
-        dtypes: of each result.
-        src: the dtype of src.
-    """
+    """Why results with these deviations from float64 are none to time; None where they are right."""
     for error, dtype in zip(errors, dtypes, strict=True):
         allowed = max((WORST[each] for each in (src, dtype) if each in WORST), default=WORST["f32"])
         if not error <= allowed:
@@ -149,9 +143,7 @@ def timed_row(
 
     Args:
         told: its other fields.
-        kernels: the plan's.
         facts: what the peer says of its own kernel; what it does not say is the least that the plan needs.
-        timing: of a call.
         floor: the least time for so many operations of these kernels.
     """
     nbytes, flops = sum(each.minimum_bytes for each in kernels), sum(each.flops for each in kernels)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fuseplan.bench.options import Options, Progress, now
+from fuseplan.bench.options import Options, Step, now
 from fuseplan.bench.peers import known
 from fuseplan.bench.results import Row, dtypes_of, timed_row, wrong
 from fuseplan.bench.worker import part
@@ -24,11 +24,10 @@ from fuseplan.kernels.target import parse_target
 from fuseplan.measure.cases import Case, Cases
 from fuseplan.measure.clock import CLOCK, copies_past, turns
 from fuseplan.measure.data import deviation, evaluated, random_arrays
-from fuseplan.measure.machine import machine, others, processor_seconds
+from fuseplan.measure.machine import machine, others, processor_seconds, versions
 from fuseplan.measure.peaks import Floor, Peaks, bytes_of_passes, measured_peaks, multiplied_dtype
 from fuseplan.measure.quiet import Patience
 from fuseplan.measure.stats import summarize
-from fuseplan.measure.versions import versions
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.system.child import Child
 
@@ -93,7 +92,7 @@ ARRAYS = "arrays.npz"  # drawn once for all peers
 SETTLE = 0.02  # seconds for the threads of the peer before to stop spinning
 
 
-def run(suite: Cases, options: Options, progress: Progress = lambda _: None) -> Iterator[list[Row]]:
+def run(suite: Cases, options: Options, progress: Step = lambda _: None) -> Iterator[list[Row]]:
     """The rows of each case as it is done; `progress` is called `steps(options)` times a case.
 
     Raises:
@@ -127,7 +126,7 @@ class _Measured:
         self._stamp |= {"copies": self._copies, "clock": CLOCK}
 
     def rows(
-        self, started: Mapping[str, Process], folder: Path, patience: Patience, progress: Progress
+        self, started: Mapping[str, Process], folder: Path, patience: Patience, progress: Step
     ) -> list[Row]:
         """Prepares the plan in every process, times those that are right, and tells of the others."""
         prepared = {}

@@ -22,11 +22,7 @@ from fuseplan.system.locks import cached_property
 
 @dataclass(frozen=True)
 class Results:
-    """The results of a plan, which one kernel computes.
-
-    Attributes:
-        plan: the plan.
-    """
+    """The results of a plan, which one kernel computes."""
 
     plan: FusionPlan
 

@@ -235,7 +235,8 @@ def _cell(asked: _Asked, known: Activations) -> Cell:
         nearest = max((each for each in refusals if each), key=lambda each: each.held)
         return asked.named(code=nearest.code)
     taken, refused = dict.fromkeys(bases), []
-    for axis, value in _values(asked.combination):
+    axes = AXES if "C" in asked.combination else ("channels",)
+    for axis, value in ((name, value) for name in axes for value in AXES[name]):
         codes = []
         for each in (replace(base, **{axis: value}) for base in bases):
             refusal = None if each in taken else asked.refusal(each)
@@ -255,14 +256,6 @@ def _cell(asked: _Asked, known: Activations) -> Cell:
     return asked.named(
         taken=tuple(taken), refused=tuple(refused), modes=tuple(modes), activations=known[alike]
     )
-
-
-def _values(combination: str) -> Iterator[tuple[str, str]]:
-    """The axes that a combination has, and what may stand on each."""
-    if "C" in combination:
-        yield from ((axis, value) for axis, values in AXES.items() for value in values)
-    else:
-        yield from (("channels", value) for value in AXES["channels"])
 
 
 @dataclass(frozen=True)

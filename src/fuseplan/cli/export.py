@@ -10,7 +10,7 @@ import click
 import numpy as np
 
 from fuseplan.cli.options import Asked, plan_command
-from fuseplan.errors import ArgumentError, counted
+from fuseplan.errors import ArgumentError, counted, refusing
 from fuseplan.execution.stages import Records, decide
 from fuseplan.system import limits
 
@@ -69,10 +69,8 @@ def _weights(place: Path) -> dict[str, Any]:
     Raises:
         ArgumentError: it is no such file, or too large.
     """
-    try:
+    with refusing(f"{place} holds no weights", (OSError, ValueError, TypeError)):
         if place.stat().st_size > limits.WEIGHTS_BYTES:
             raise ValueError(f"it has more than {counted(limits.WEIGHTS_BYTES, 'byte')}")
         with np.load(place, allow_pickle=False) as arrays:
             return dict(arrays)
-    except (OSError, ValueError, TypeError) as error:
-        raise ArgumentError(f"{place} holds no weights: {error}") from error

@@ -17,7 +17,7 @@ from fuseplan.cli.options import AS_JSON, DURATION, PATIENCE, SEED, SHAPES, Aske
 from fuseplan.cli.screen import Screen, print_json, print_table, tell
 from fuseplan.cli.statuses import RIGHT, WRONG
 from fuseplan.cli.trial import measure_peaks
-from fuseplan.errors import ArgumentError, BuildError, counted, installing
+from fuseplan.errors import ArgumentError, BuildError, counted, installing, refusing
 from fuseplan.graph.type import FLOATS, Type, numpy_dtype, word_of
 from fuseplan.measure.clock import HostClock
 from fuseplan.measure.stats import Timing
@@ -105,10 +105,8 @@ def diff_command(ctx: click.Context, first: Path, second: Path, tolerance: float
     Lists fusions of FIRST that SECOND lacks, new ones, and sites that are slower. Ends with status 1 where
     fusions are lost or sites slower.
     """
-    try:
+    with refusing("the report cannot be read"):
         found = difference(read_report(first), read_report(second), tolerance)
-    except OSError as error:
-        raise ArgumentError(f"the report cannot be read: {error}") from None
     tell(found, as_json=as_json)
     ctx.exit(WRONG if found.is_worse else RIGHT)
 
@@ -261,8 +259,6 @@ def _random(rng: np.random.Generator, made: Type) -> Any:
     """Normal values; of whole numbers, 0 and 1."""
     if made.shape is None:
         raise ArgumentError(f"an input is no tensor of numbers with a shape: {made}")
-    try:
+    with refusing(f"no array of {made}", (MemoryError, ValueError)):
         values = rng.standard_normal(made.shape) if made.dtype in FLOATS else rng.integers(0, 2, made.shape)
         return values.astype(numpy_dtype(made.dtype))
-    except (MemoryError, ValueError) as error:
-        raise ArgumentError(f"no array of {made}: {error}") from None

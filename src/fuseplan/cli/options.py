@@ -218,9 +218,7 @@ def refuse_told(ctx: click.Context, whose: str, *names: str) -> None:
     """Refuses options that are told to a command which would not read them.
 
     Args:
-        ctx: of the command.
         whose: what the options belong to.
-        names: of the options.
 
     Raises:
         click.UsageError: one of them is on the command line.

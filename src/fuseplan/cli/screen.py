@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 
-from fuseplan.bench.display import Display, Step
+from fuseplan.bench.options import Display, Step
 from fuseplan.messages.folding import WIDTH, fold
 
 GLUE = "\N{NO-BREAK SPACE}"  # between the words of a cell, which stays on one line

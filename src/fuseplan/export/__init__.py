@@ -2,6 +2,6 @@
 
 Its modules:
 
-- c: an object file with C functions, and their header; c_packing: packing as C; packings: of both
+- c: an object file with C functions, and their header; packings: how operands are packed, and that in C
 - gpu: a binary, its assembly, and a description of its launch
 """

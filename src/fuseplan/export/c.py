@@ -14,8 +14,7 @@ from fuseplan.backends.cpu import toolchain
 from fuseplan.backends.host import HostMemory
 from fuseplan.errors import ArgumentError, BuildError
 from fuseplan.execution.stages import Records
-from fuseplan.export.c_packing import pack_function
-from fuseplan.export.packings import exported_packings
+from fuseplan.export.packings import exported_packings, pack_function
 from fuseplan.kernels.emit import FIRST_SLOT, Slot
 from fuseplan.kernels.packing import Packing
 from fuseplan.kernels.target import KINDS

@@ -67,15 +67,13 @@ def split_step(step: Step, axis: int, length: int) -> Step:
         shape = in_runs(made.shape, (place, made.shape[place] // length))
         return replace(made, shape=shape, axes=(*axes[:place], axis, *axes[place:]))
 
-    def by_run(made: Result) -> Result:
-        return replace(made, axes=tuple(each + (each > axis) for each in made.axes))
-
+    by_run = (tuple(each + (each > axis) for each in made.axes) for made in step.results)
     return replace(
         step,
         src=tensor(step.src),
         dst=tensor(step.dst),
         operands=tuple(map(operand, step.operands)),
-        results=tuple(map(by_run, step.results)),
+        results=tuple(replace(made, axes=axes) for made, axes in zip(step.results, by_run, strict=True)),
     )
 
 

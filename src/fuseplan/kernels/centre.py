@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fuseplan.kernels.contraction import Contraction
 from fuseplan.language.attend import Attend, AttendGradient
 from fuseplan.language.reduction import INDEX, Statistic
-from fuseplan.ops.unary import UnaryOp
+from fuseplan.ops.scan import UnaryOp
 from fuseplan.plans.text import operator_text
 
 

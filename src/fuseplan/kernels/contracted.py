@@ -73,7 +73,6 @@ class Gradient:
 
     Attributes:
         src: (groups, images, channels of a group, *spatial).
-        convolution: over it.
     """
 
     src: TensorSpec
@@ -100,7 +99,6 @@ def gradient(src: TensorSpec, features: int, groups: int, window: Window, precis
     Args:
         src: (n, c, *spatial), any strides.
         window: how the layer's moves.
-        precision: of the products.
     """
     images, channels, *steps = src.element_strides
     # Elements behind the last window are not read; padding there is what the windows reach.

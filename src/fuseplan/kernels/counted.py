@@ -34,7 +34,6 @@ def counted(
 
     Args:
         places: the kernel's axis of each of src's, of `rank` axes; n, c, spatial unless given.
-        rank: see `places`.
         run: an axis of src that is two, runs and the elements of each, and the number of these.
     """
     for step in steps:

@@ -91,15 +91,14 @@ def sums(step: Step) -> Iterator[tuple[Result, Scalar]]:
 def are_joined(steps: Sequence[Step]) -> bool:
     """Whether several operators have statistics of the same elements, and all of them have src's shape."""
     first, *others = centres(steps)
-    whole = others[:-1] if runs_of(steps) else others
-    is_same = _seen(first) is not None and all(_seen(each) == _seen(first) for each in whole)
-    return is_same and (whole == others or _has_runs(first, others[-1])) and _fit(steps)
-
-
-def _has_runs(first: Step, last: Step) -> bool:
-    """Whether the last statistics are of runs of the one axis that the first are over."""
-    assert isinstance(last.op, Normalization)  # by the caller
-    return last.op.over(last.src) == _seen(first) and last.op.per == "cell" and not last.op.removes(last.src)
+    seen, whole = _seen(first), others[:-1] if runs_of(steps) else others
+    if seen is None or any(_seen(each) != seen for each in whole):
+        return False
+    for last in others[len(whole) :]:  # of runs of the one axis that the first are over
+        assert isinstance(last.op, Normalization)  # by `centres`
+        if last.op.over(last.src) != seen or last.op.per != "cell" or last.op.removes(last.src):
+            return False
+    return _fit(steps)
 
 
 def parts_fit(steps: Sequence[Step], parted: Step) -> bool:

@@ -76,8 +76,6 @@ class KernelOperand:
             `shape` is longer, its first extents are one axis. Of a weight, the axes of `shape` in the order
             of `Contraction.weight_shape`, without the kernel's where it has none: all templates order weights
             by this, and none knows what the operator calls transposed.
-        shape: extents.
-        dtype: of its elements.
         role: where it is read: `prologue` (with src), `weight`, `between`, `epilogue` (with dst), or what
             attention calls it; `table` of the rows that src is.
         order: the axes of the caller's tensor in the order of `shape`; () where it has them so.

@@ -27,8 +27,8 @@ from fuseplan.ops.normalization import Normalization, reduced_axes
 from fuseplan.ops.parts import Parted
 from fuseplan.ops.ranges import RANGES, Within
 from fuseplan.ops.save import Save
+from fuseplan.ops.scan import UnaryOp
 from fuseplan.ops.transposed import ConvTranspose
-from fuseplan.ops.unary import UnaryOp
 from fuseplan.plans.step import Step
 from fuseplan.plans.text import operator_text
 from fuseplan.scalar import CASTS, Scalar, leaf, leaves_of
@@ -214,7 +214,9 @@ def _normalization(
     kernel = replace(_kernel(steps, before, (centre, *after)), centre=made)
     if centres(after) or any(step.op.has_parts for step in steps):
         return _over_axes(kernel, steps, centre)
-    in_blocks = not steps[0].index and _have_blocks(steps) and not op.sums(centre.leaves, centre.src)
+    # No step along an axis finds the element that a block of neighbours has together.
+    has_blocks = any(operand.block > 1 for step in steps for operand in step.operands)
+    in_blocks = not steps[0].index and has_blocks and not op.sums(centre.leaves, centre.src)
     if op.per == "row" and in_blocks and _are_rows(steps):
         return _in_rows(kernel, steps)
     if op.per not in ("channel", "activation"):
@@ -249,11 +251,6 @@ def _in_rows(kernel: Kernel, steps: Sequence[Step]) -> Kernel:
     )
 
 
-def _have_blocks(steps: Sequence[Step]) -> bool:
-    """Whether an operand has one element for a block of neighbours, which no step along an axis finds."""
-    return any(operand.block > 1 for step in steps for operand in step.operands)
-
-
 def _are_rows(steps: Sequence[Step]) -> bool:
     """Whether rows are evenly spaced, nothing is counted, and no operand differs between rows of an image."""
     is_even = all(row_stride(spec) is not None for spec in (steps[0].src, steps[-1].dst))
@@ -278,15 +275,16 @@ def _over_axes(kernel: Kernel, steps: Sequence[Step], centre: Step) -> Kernel:
     src, whole = centre.src, steps[0].src.canonical
     places = [whole.rank - src.rank + src.canonical_order.index(axis) for axis in range(src.rank)]
     behind = [place for axis, place in enumerate(places) if axis not in removed]
-    dst = spread(steps[-1].dst, behind, whole.rank)
     over = tuple(sorted(places[axis] for axis in axes))
     stay = tuple({*range(whole.rank)} - {*over})
     along = dict(zip(places, dense(src.shape, axes), strict=True))
-    index = tuple(along.get(place, 0) for place in range(whole.rank)) if _reads_index(kernel) else ()
+    is_read = any(INDEX in leaves_of(stage.expression) for stage in kernel.epilogue)
+    is_read |= any(each.reads_index for each in kernel.statistics)
+    index = tuple(along.get(place, 0) for place in range(whole.rank)) if is_read else ()
     return replace(
         kernel,
         src=whole,
-        dst=dst,
+        dst=spread(steps[-1].dst, behind, whole.rank),
         centre=with_inner(Reduction(kernel.statistics, over, op.per, index), steps, places, inner),
         parts=parts and replace(parts, axis=places[parts.axis]),
         epilogue=tuple(
@@ -312,12 +310,6 @@ def _over_axes(kernel: Kernel, steps: Sequence[Step], centre: Step) -> Kernel:
             *counted(counting[at + 1 :], "epilogue", behind, whole.rank, run),
         ),
     )
-
-
-def _reads_index(kernel: Kernel) -> bool:
-    """Whether a formula reads an element's place among the reduced ones."""
-    is_read = any(INDEX in leaves_of(stage.expression) for stage in kernel.epilogue)
-    return is_read or any(each.reads_index for each in kernel.statistics)
 
 
 def _result(made: Result, src: TensorSpec, formula: Scalar) -> Output:

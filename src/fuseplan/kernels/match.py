@@ -17,7 +17,7 @@ from fuseplan.op import Op
 from fuseplan.ops import UNARY
 from fuseplan.ops.normalization import Normalization
 from fuseplan.ops.ranges import RANGES, Within
-from fuseplan.ops.unary import UnaryOp
+from fuseplan.ops.scan import UnaryOp
 from fuseplan.plans.dot import dot_text
 from fuseplan.plans.plan import FusionPlan, as_plan
 from fuseplan.plans.step import Step
@@ -206,7 +206,8 @@ def _range(plan: FusionPlan, centres: Sequence[Step]) -> Iterator[Claim]:
 def _gradient(plan: FusionPlan, centres: Sequence[Step]) -> Iterator[Claim]:
     """The claims of a weight's gradient: src and grad are the only tensors; rows are those of a matrix."""
     lone = next((step for step in centres if step.op.is_gradient), None)
-    others = [step for step in plan if lone and step != lone and _has_tensors(step)]
+    others = [step for step in plan if lone and step != lone]
+    others = [each for each in others if each.operands or each.results or each.op.has_parts or each.indices]
     at, told = (max(lone.index, others[0].index), others[0].title) if lone and others else (None, None)
     yield claim(not others, Reason.BESIDE_GRADIENT, got=told, operator=at)
     is_even = lone is None or lone.op.reads != "rows" or row_stride(plan.src) is not None
@@ -214,11 +215,6 @@ def _gradient(plan: FusionPlan, centres: Sequence[Step]) -> Iterator[Claim]:
     yield claim(
         is_even, Reason.SCATTERED_ROWS, got=str(plan.src), want=want, operator=lone.index if lone else None
     )
-
-
-def _has_tensors(step: Step) -> bool:
-    """Whether an operator is more than a formula of one element."""
-    return bool(step.operands or step.results or step.op.has_parts or step.indices)
 
 
 def row_stride(spec: TensorSpec) -> int | None:
@@ -281,7 +277,7 @@ def match(plan: FusionPlan) -> Match:
     Raises:
         Unsupported: no rule applies; the error carries the refusal of each.
     """
-    known, refusals = _numbered(plan), list[Refusal]()
+    known, refusals = representative(plan) if plan.is_open else plan, list[Refusal]()
     for rule in RULES:
         refusal = first_refusal(conditions(rule, known), rule)
         if refusal is None:
@@ -297,13 +293,6 @@ def _opened(plan: FusionPlan) -> tuple[str, ...]:
         return ()
     given = (each for kind in (plan.operands, plan.results) for each in kind)
     return ("src", *(each.key for each in given if OPEN in each.shape))
-
-
-def _numbered(plan: FusionPlan) -> FusionPlan:
-    """The plan with numbers for its open axes."""
-    if not plan.is_open:
-        return plan
-    return representative(plan)
 
 
 def unfuse(plan: FusionPlan | str) -> tuple[FusionPlan, ...]:

@@ -15,7 +15,7 @@ from fuseplan.language.extents import OPEN, opened
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.messages.reasons import Claim, Reason, claim, first_refusal
 from fuseplan.ops.normalization import Normalization
-from fuseplan.ops.unary import UnaryOp
+from fuseplan.ops.scan import UnaryOp
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.plans.step import Step
 

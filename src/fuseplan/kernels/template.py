@@ -15,7 +15,7 @@ from fuseplan.kernels.kernel import CHANNEL, Kernel, KernelOperand
 from fuseplan.kernels.target import Target
 from fuseplan.language.dtypes import dtype_of
 from fuseplan.messages.reasons import Claim, Reason, claim
-from fuseplan.ops.unary import UnaryOp
+from fuseplan.ops.scan import UnaryOp
 from fuseplan.scalar import leaves_of
 
 if TYPE_CHECKING:

@@ -71,13 +71,12 @@ def of_residues(conv: Contraction, of: Sequence[Residue]) -> Contraction:
 
 
 def every(conv: Contraction) -> Iterator[tuple[Run, ...]]:
-    """A run of each axis in every combination that has outputs, the last axis fastest."""
-    return product(*([run for run in _runs(axis) if run[0].count] for axis in residues(conv)))
+    """A run of each axis in every combination that has outputs, the last axis fastest.
 
-
-def _runs(axis: Sequence[Residue]) -> list[Run]:
-    """Neighbours whose outputs are as many, of as many taps, from the same place of src on."""
-    return [tuple(run) for _, run in groupby(axis, lambda each: (each.count, each.low, len(each.taps)))]
+    Those of a run are neighbours with as many outputs, of as many taps, from the same place of src on.
+    """
+    runs = (groupby(axis, lambda each: (each.count, each.low, len(each.taps))) for axis in residues(conv))
+    return product(*([tuple(run) for (count, _, _), run in axis if count] for axis in runs))
 
 
 def widest(conv: Contraction) -> Contraction:

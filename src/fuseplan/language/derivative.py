@@ -92,11 +92,6 @@ def _sigmoid_slope(x: Scalar) -> Scalar:
     return decay / ((1 + decay) * (1 + decay))
 
 
-def _tanh_slope(x: Scalar) -> Scalar:
-    """4 * d/(1 + d)**2 with d = exp(-2*|x|): 1/cosh(x)**2 without the difference 1 - tanh(x)**2."""
-    return 4 * _sigmoid_slope(2 * x)
-
-
 _OF_ONE: dict[str, Callable[[Scalar], Scalar]] = {
     "neg": lambda x: const(-1),
     "abs": lambda x: where(x > 0, 1, where(x < 0, -1, 0)),
@@ -105,19 +100,11 @@ _OF_ONE: dict[str, Callable[[Scalar], Scalar]] = {
     "log": lambda x: 1 / x,
     "log1p": lambda x: 1 / (1 + x),
     "sqrt": lambda x: 0.5 / root_of(x),
-    "tanh": _tanh_slope,
+    "tanh": lambda x: 4 * _sigmoid_slope(2 * x),  # 1/cosh(x)**2 without the difference 1 - tanh(x)**2
     "erf": lambda x: 2 / sqrt(pi) * exp(-(x * x)),
     "round": lambda x: ZERO,
     **dict.fromkeys(CASTS, lambda x: ONE),
 }
-
-
-def _product(a: Scalar, b: Scalar, da: Scalar, db: Scalar) -> Scalar:
-    return _plus(times(da, b), times(a, db))
-
-
-def _quotient(a: Scalar, b: Scalar, da: Scalar, db: Scalar) -> Scalar:
-    return _over(da if db == ZERO else _minus(da, times(a / b, db)), b)
 
 
 def _power(a: Scalar, b: Scalar, da: Scalar, db: Scalar) -> Scalar:
@@ -136,8 +123,8 @@ def _choice(condition: Scalar, chosen: Scalar, other: Scalar) -> Scalar:
 _OF_TWO: dict[str, Callable[[Scalar, Scalar, Scalar, Scalar], Scalar]] = {
     "add": lambda a, b, da, db: _plus(da, db),
     "sub": lambda a, b, da, db: _minus(da, db),
-    "mul": _product,
-    "div": _quotient,
+    "mul": lambda a, b, da, db: _plus(times(da, b), times(a, db)),
+    "div": lambda a, b, da, db: _over(da if db == ZERO else _minus(da, times(a / b, db)), b),
     "pow": _power,
     "maximum": lambda a, b, da, db: _choice(a > b, da, db),
     "minimum": lambda a, b, da, db: _choice(a >= b, db, da),

@@ -93,22 +93,11 @@ def positive(operator: str, field: str, value: Any) -> int:
     return int(value)
 
 
-def true_or_false(operator: str, field: str, value: object) -> None:
-    """Checks that the value of an operator's field must be True or False.
-
-    Raises:
-        PlanError: the value is another one.
-    """
-    if not isinstance(value, bool):
-        raise refused(operator, field, "must be True or False", got=shown(value))
-
-
 def checked(operator: str, declared: Field[Any], value: Any, *, applies: bool) -> Any:
     """The value of an operator's field in its canonical form, by the field's declaration.
 
     Args:
         declared: a truth value, a word, a count or a parameter; any other field is as it is given.
-        value: of the field.
         applies: whether the operator has the parameter.
 
     Raises:
@@ -116,7 +105,8 @@ def checked(operator: str, declared: Field[Any], value: Any, *, applies: bool) -
     """
     name, marks = declared.name, declared.metadata
     if declared.type in ("bool", bool):
-        true_or_false(operator, name, value)
+        if not isinstance(value, bool):
+            raise refused(operator, name, "must be True or False", got=shown(value))
     elif "words" in marks:
         one_of(operator, name, value, marks["words"])
     elif "count" in marks:

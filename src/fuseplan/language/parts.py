@@ -73,7 +73,6 @@ class Split:
             dst: takes the values; NumPy's or torch's, as all arrays here.
             formulas: one for each part that is made.
             leaves: whole arrays by name, `x` among them, each to be broadcast over src.
-            meanings: of functions.
         """
         known = dict(leaves)
         for name in frozenset().union(*map(leaves_of, formulas)):

@@ -228,7 +228,6 @@ class GpuClock:
         """Seconds of the host that each variant takes to enqueue its work; the GPU's queue never fills.
 
         Args:
-            variants: by name.
             calls: in a row: few where each has many launches.
         """
 

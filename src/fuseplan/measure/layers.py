@@ -28,7 +28,6 @@ class Layer:
         attributes: what is fixed in the plan, by name.
         parameters: numbers with their values, by the operator's own names.
         keys: the plan's key of each operand, or of an earlier value, by the operator's own names.
-        step: the plan's step.
     """
 
     name: str

@@ -24,7 +24,6 @@ class PeakKernel:
 
     Attributes:
         entry: the function's name, which says what it measures: `fma`, `tiles`, `read`, `copy`, `stream`.
-        text: its LLVM IR.
         flops: floating point operations of a launch.
         nbytes: bytes a launch reads and writes.
     """
@@ -79,11 +78,8 @@ def memory_kernel(target: Target, entry: str, tasks: int, region: int, repeats: 
     """Each task goes `repeats` times over `region` bytes of its own: reads them, or copies half to half.
 
     Args:
-        target: whose vectors to move.
         entry: `read`, `copy`, or `stream`, a copy whose stores go past the caches.
-        tasks: how many regions.
         region: bytes of one, a multiple of 16 vectors.
-        repeats: times over.
     """
     module, lanes = _start(target)
     builder, args = _function(module, entry, lanes)

@@ -172,7 +172,6 @@ def training_call(
             channel, saved.
         tensors: `src`, operands and old running statistics by key; the vectors in f32, as torch's layers hold
             them.
-        peer: who is measured.
         compiler: makes kernels of a function; without one, torch's operators are called, cuDNN's where its
             layers choose them.
 

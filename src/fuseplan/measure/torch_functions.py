@@ -23,8 +23,8 @@ from fuseplan.op import Op
 from fuseplan.ops import UNARY
 from fuseplan.ops.activation import ACTIVATIONS, Gelu
 from fuseplan.ops.dynamic import LEAST
+from fuseplan.ops.scan import UnaryOp
 from fuseplan.ops.transposed import ConvTranspose
-from fuseplan.ops.unary import UnaryOp
 from fuseplan.ops.windows import Windowed
 
 Tensor = Any
@@ -236,10 +236,6 @@ def _unary(layer: Layer) -> Call:
     return partial(getattr(torch, str(op.torch)), dim=op.axis_of(layer.step.src))
 
 
-def _softmax(layer: Layer) -> Call:
-    return partial(getattr(functional, layer.name), dim=_axis(layer))
-
-
 def _softmax_backward(layer: Layer) -> Call:
     function, axis = getattr(aten, f"_{layer.name}_data"), _axis(layer)
     return lambda x, result: function(x, result, axis, x.dtype)
@@ -348,11 +344,6 @@ def _dynamic_quantize(layer: Layer) -> Call:
     return call
 
 
-def _cast(layer: Layer) -> Call:
-    dtype = torch_dtype(layer.attributes["dtype"])
-    return lambda x: x.to(dtype)
-
-
 def _reduction(layer: Layer) -> Call:
     op: Any = layer.step.op
     options = {name: value for name, value in layer.attributes.items() if name != "axes"}
@@ -365,7 +356,8 @@ FUNCTIONS: Mapping[str, Callable[[Layer], Call]] = {
     **dict.fromkeys((f"{kind}_pool{axes}d" for kind in ("max", "avg") for axes in (1, 2, 3)), _pool),
     **dict.fromkeys(("matmul", "linear"), _product),
     **dict.fromkeys(("layer_norm", "rms_norm", "group_norm", "instance_norm"), _norm),
-    **dict.fromkeys(("softmax", "log_softmax"), _softmax),
+    "softmax": lambda layer: partial(functional.softmax, dim=_axis(layer)),
+    "log_softmax": lambda layer: partial(functional.log_softmax, dim=_axis(layer)),
     **dict.fromkeys(("softmax_backward", "log_softmax_backward"), _softmax_backward),
     **dict.fromkeys(("sum", "mean", "amax", "amin", "logsumexp", "var"), _reduction),
     **{each.name: _unary for each in UNARY},
@@ -379,7 +371,7 @@ FUNCTIONS: Mapping[str, Callable[[Layer], Call]] = {
     "glu": _glu,
     "glu_backward": _glu_backward,
     "rotary": _rotary,
-    "cast": _cast,
+    "cast": lambda layer: partial(torch.Tensor.to, dtype=torch_dtype(layer.attributes["dtype"])),
     "save": lambda _: lambda x: (x, x),
     "mul": lambda _: lambda x, other: x * other,
     "add": lambda _: lambda x, other: x + other,

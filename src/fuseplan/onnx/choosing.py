@@ -25,7 +25,7 @@ from fuseplan.graph.type import Type
 from fuseplan.graph.why import Reason, Why
 from fuseplan.kernels.target import Target
 from fuseplan.kernels.template import Accuracy
-from fuseplan.measure.versions import version_of
+from fuseplan.measure.machine import version_of
 from fuseplan.onnx.reader import ReadModel, read
 from fuseplan.onnx.runtime import RUNTIME, Onnx
 from fuseplan.system.locks import cached_property

@@ -29,10 +29,9 @@ from fuseplan.ops.reductions import REDUCTIONS
 from fuseplan.ops.row_gradients import ROW_GRADIENTS
 from fuseplan.ops.rows import ROW_NORMALIZATIONS
 from fuseplan.ops.save import Save
-from fuseplan.ops.scan import Cumsum
+from fuseplan.ops.scan import Cumsum, UnaryOp
 from fuseplan.ops.training import TRAINING
 from fuseplan.ops.transposed import TRANSPOSED
-from fuseplan.ops.unary import UnaryOp
 
 OPERATORS: tuple[type[Op], ...] = (
     *CONVOLUTIONS,

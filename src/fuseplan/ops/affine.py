@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from fuseplan.language.declarations import PER, Along, operand, parameter, word
 from fuseplan.language.extents import is_integer
@@ -182,6 +183,7 @@ def _along(op: Spread, src: TensorSpec) -> str | Along:
     return "activation" if is_word else Along(found, tuple(src.shape[axis] for axis in found))
 
 
+@dataclass(frozen=True)
 class Spread(Elementwise):
     """An operator with an operand that has some axes of src; along the others it is the same."""
 
@@ -209,10 +211,10 @@ class Spread(Elementwise):
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        yield "f32[3x5]", cls((0,))  # type: ignore[call-arg]
-        yield "f32[2x3x7]", cls((-2, -1))  # type: ignore[call-arg]
-        yield "f32[2x3x7]", cls((0, 2))  # type: ignore[call-arg]
-        yield "f32[2x5x3x7, nhwc]", cls((0, 1))  # type: ignore[call-arg]
+        yield "f32[3x5]", cls((0,))
+        yield "f32[2x3x7]", cls((-2, -1))
+        yield "f32[2x3x7]", cls((0, 2))
+        yield "f32[2x5x3x7, nhwc]", cls((0, 1))
 
 
 @operator
@@ -223,7 +225,6 @@ class AddAlong(Spread):
     `f32[8x512x768] -> add_along((1, 2))` adds what all images share.
     """
 
-    axes: tuple[int, ...]
     other = operand(_along)
     alpha1: float = parameter(default=1.0)
     alpha2: float = parameter(default=1.0)
@@ -237,7 +238,6 @@ class MulAlong(Spread):
     other: as of add_along: `f32[8x512x768] -> mul_along((0, 1))` has a factor for each row.
     """
 
-    axes: tuple[int, ...]
     other = operand(_along)
     apply = Mul.apply
 

@@ -93,6 +93,8 @@ class Conv(OfConvolution):
     """What convolutions of any number of spatial axes share."""
 
     onnx = "Conv"
+    torch = "conv"
+
     weight = operand(OfConvolution.weight_shape)
 
     def meaning(self, given: Given) -> tuple[Array, dict[str, Array]]:
@@ -119,15 +121,12 @@ def correlation(src: Array, weight: Any, window: Window, groups: int, by: Arithm
 
 
 @operator
-class Conv1d(Conv):
+class Conv1d(Conv, axes=1):
     """dst[n, f, o] = sum over c, k of src[n, c, o*stride + k*dilation - padding] * weight[f, c, k]
 
     src: (n, c, w); weight: (features, c/groups, kernel); dst: (n, features, output). Its fields have the
     meaning of `conv2d`'s.
     """
-
-    torch = "conv1d"
-    axes = 1
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
@@ -136,7 +135,7 @@ class Conv1d(Conv):
 
 
 @operator
-class Conv2d(Conv):
+class Conv2d(Conv, axes=2):
     """dst[n, f, o, p] = sum over c, k, l of src[n, c, o*stride + k*dilation - padding, ..]*weight[f, c, k, l]
 
     src: (n, c, h, w); weight: (features, c/groups, *kernel); dst: (n, features, *output). Along each axis,
@@ -148,9 +147,6 @@ class Conv2d(Conv):
     end; `valid`: 0. `precision` is `full`, or `tf32`: then the factors of f32 may be rounded to 10 bits.
     """
 
-    torch = "conv2d"
-    axes = 2
-
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
         yield "f32[3x5x6x7, nhwc]", cls(7, kernel=1)
@@ -161,15 +157,12 @@ class Conv2d(Conv):
 
 
 @operator
-class Conv3d(Conv):
+class Conv3d(Conv, axes=3):
     """dst[n, f, o..] = sum over c, k.. of src[n, c, o*stride + k*dilation - padding, ..] * weight[f, c, k..]
 
     src: (n, c, d, h, w); weight: (features, c/groups, *kernel); dst: (n, features, *output). Along each axis,
     stride, dilation and padding are that axis's own; the fields have the meaning of `conv2d`'s.
     """
-
-    torch = "conv3d"
-    axes = 3
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:

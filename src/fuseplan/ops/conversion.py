@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from fuseplan.errors import PlanError
 from fuseplan.language.declarations import count, operand, word
@@ -86,12 +87,14 @@ def _scale_axes(op: Quantize | Dequantize, src: TensorSpec) -> str:
     return PER_SCALE[op.per]
 
 
+@dataclass(frozen=True)
 class Scaled(Conversion):
     """What quantizing and dequantizing share: scales of the extents that `per` says, and zero points."""
 
-    per: str
-    block: int
-    zero_points: bool
+    dtype: str
+    per: str = word(PER_SCALE, default="tensor")
+    block: int = count(default=BLOCK)
+    zero_points: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -121,10 +124,6 @@ class Quantize(Scaled):
 
     scale = operand(_scale_axes)
     zero_point = operand(_scale_axes, when="zero_points", dtype=lambda _: "i8")
-    dtype: str
-    per: str = word(PER_SCALE, default="tensor")
-    block: int = count(default=BLOCK)
-    zero_points: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -168,9 +167,6 @@ class Dequantize(Scaled):
     scale = operand(_scale_axes, dtype=lambda op: "f64" if op.dtype == "f64" else "f32")
     zero_point = operand(_scale_axes, when="zero_points", dtype=lambda _: "i8")
     dtype: str = "f32"
-    per: str = word(PER_SCALE, default="tensor")
-    block: int = count(default=BLOCK)
-    zero_points: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

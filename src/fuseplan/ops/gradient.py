@@ -82,18 +82,16 @@ class ConvWeightGradient(OfConvolution):
 
 
 @operator
-class Conv1dWeightGradient(ConvWeightGradient):
+class Conv1dWeightGradient(ConvWeightGradient, axes=1):
     """dst[f, c, k] = sum over n, o of grad[n, f, o] * src[n, c, o*stride + k*dilation - padding]
 
     src: (n, c, w); grad: (n, features, output); dst: (features, c/groups, kernel). Its fields have the
     meaning of `conv2d_weight_gradient`'s.
     """
 
-    axes = 1
-
 
 @operator
-class Conv2dWeightGradient(ConvWeightGradient):
+class Conv2dWeightGradient(ConvWeightGradient, axes=2):
     """dst[f, c, k, l] = sum over n, o, p of grad[n, f, o, p] * src[n, c, o*stride + k*dilation - padding, ..]
 
     The gradient of the weight of `conv2d` with the same fields, as PyTorch's `nn.grad.conv2d_weight`: src is
@@ -104,18 +102,14 @@ class Conv2dWeightGradient(ConvWeightGradient):
     Operators beside it in a kernel are formulas of one element, without tensors.
     """
 
-    axes = 2
-
 
 @operator
-class Conv3dWeightGradient(ConvWeightGradient):
+class Conv3dWeightGradient(ConvWeightGradient, axes=3):
     """dst[f, c, k..] = sum over n, o.. of grad[n, f, o..] * src[n, c, o*stride + k*dilation - padding, ..]
 
     src: (n, c, d, h, w); grad: (n, features, *output); dst: (features, c/groups, *kernel). Its fields have
     the meaning of `conv2d_weight_gradient`'s.
     """
-
-    axes = 3
 
 
 GRADIENTS = (LinearWeightGradient, Conv1dWeightGradient, Conv2dWeightGradient, Conv3dWeightGradient)

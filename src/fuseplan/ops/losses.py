@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import inf
-from typing import Any
 
 from fuseplan.errors import PlanError
 from fuseplan.language.declarations import PER, Beside, word
@@ -26,14 +25,17 @@ def _target(op: OfLogits, src: TensorSpec) -> Beside:
     return Beside(Dense(tuple(src.shape[axis] for axis in axes), op.index_dtype), axes)
 
 
+@operator
 class OfLogits(Normalization):
     """An operator on logits along axis c and on the index of each place's class."""
 
     reads = None  # the classes are the axis c that the plan has; axis 1 unless the layout names another
-    label_smoothing: float
-    ignore_index: int
-    z_loss: float
-    index_dtype: str
+
+    target = operand(_target)
+    label_smoothing: float = 0.0
+    ignore_index: int = IGNORED
+    z_loss: float = 0.0
+    index_dtype: str = word(INDICES, default="i32")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -77,11 +79,10 @@ class OfLogits(Normalization):
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        make: Any = cls  # one with the fields
-        yield "f32[3x5]", make()
-        yield "f32[2x3x7]", make(label_smoothing=0.25, index_dtype="i64")
-        yield "f32[2x5x3x7, nhwc]", make(ignore_index=2)
-        yield "f32[2x3x11, bsc]", make(z_loss=0.01, label_smoothing=0.5)
+        yield "f32[3x5]", cls()
+        yield "f32[2x3x7]", cls(label_smoothing=0.25, index_dtype="i64")
+        yield "f32[2x5x3x7, nhwc]", cls(ignore_index=2)
+        yield "f32[2x3x11, bsc]", cls(z_loss=0.01, label_smoothing=0.5)
 
 
 _NAN = scalar(inf) - inf
@@ -112,12 +113,7 @@ class CrossEntropy(OfLogits):
     torch = "cross_entropy"
     onnx = "SoftmaxCrossEntropyLoss"
 
-    target = operand(_target)
     lse = result("row")
-    label_smoothing: float = 0.0
-    ignore_index: int = IGNORED
-    z_loss: float = 0.0
-    index_dtype: str = word(INDICES, default="i32")
 
     def removes(self, src: TensorSpec) -> tuple[int, ...]:
         return self.over(src)
@@ -192,13 +188,8 @@ class CrossEntropyBackward(OfLogits):
 
     overwrites = True
 
-    target = operand(_target)
     lse = operand("row")
     gradient = operand("row")
-    label_smoothing: float = 0.0
-    ignore_index: int = IGNORED
-    z_loss: float = 0.0
-    index_dtype: str = word(INDICES, default="i32")
 
     def reductions(self, keys: Keys, src: TensorSpec) -> tuple[Statistic, ...]:
         return ()

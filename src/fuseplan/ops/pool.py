@@ -110,6 +110,7 @@ class MaxPool(Pool):
     """The largest element under each window: NaN where there is one, -inf where there is none."""
 
     onnx = "MaxPool"
+    torch = "max_pool"
     join = "maximum"
 
 
@@ -118,6 +119,7 @@ class AvgPool(Pool):
     """The mean of the elements under each window."""
 
     onnx = "AveragePool"
+    torch = "avg_pool"
     join = "add"
 
     _: KW_ONLY
@@ -132,14 +134,11 @@ class AvgPool(Pool):
 
 
 @operator
-class MaxPool1d(MaxPool):
+class MaxPool1d(MaxPool, axes=1):
     """dst[n, c, o] = max over k of src[n, c, o*stride + k*dilation - padding]
 
     src: (n, c, w); dst: (n, c, output). The fields have the meaning of `max_pool2d`'s.
     """
-
-    torch = "max_pool1d"
-    axes = 1
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
@@ -148,7 +147,7 @@ class MaxPool1d(MaxPool):
 
 
 @operator
-class MaxPool2d(MaxPool):
+class MaxPool2d(MaxPool, axes=2):
     """dst[n, c, o, p] = max over k, l of src[n, c, o*stride + k*dilation - padding, ..]
 
     The largest element under each window, as torch.nn.functional.max_pool2d finds it: NaN where there is one.
@@ -161,9 +160,6 @@ class MaxPool2d(MaxPool):
     rounded up, but no window begins behind src.
     """
 
-    torch = "max_pool2d"
-    axes = 2
-
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
         yield "f32[2x5x9x8, nhwc]", cls(3, stride=2, padding=1)
@@ -173,14 +169,11 @@ class MaxPool2d(MaxPool):
 
 
 @operator
-class MaxPool3d(MaxPool):
+class MaxPool3d(MaxPool, axes=3):
     """dst[n, c, o..] = max over k.. of src[n, c, o*stride + k*dilation - padding, ..]
 
     src: (n, c, d, h, w); dst: (n, c, *output). The fields have the meaning of `max_pool2d`'s.
     """
-
-    torch = "max_pool3d"
-    axes = 3
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
@@ -189,14 +182,11 @@ class MaxPool3d(MaxPool):
 
 
 @operator
-class AvgPool1d(AvgPool):
+class AvgPool1d(AvgPool, axes=1):
     """dst[n, c, o] = mean over k of src[n, c, o*stride + k*dilation - padding]
 
     src: (n, c, w); dst: (n, c, output). The fields have the meaning of `avg_pool2d`'s.
     """
-
-    torch = "avg_pool1d"
-    axes = 1
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
@@ -205,16 +195,13 @@ class AvgPool1d(AvgPool):
 
 
 @operator
-class AvgPool2d(AvgPool):
+class AvgPool2d(AvgPool, axes=2):
     """dst[n, c, o, p] = mean over k, l of src[n, c, o*stride + k*dilation - padding, ..]
 
     The mean under each window, as torch.nn.functional.avg_pool2d finds it. Padding counts as zeros, or with
     `count_include_pad=False` not at all; positions beyond it, which `ceil_mode` may reach, never count. The
     other fields, and the shapes, are those of `max_pool2d`.
     """
-
-    torch = "avg_pool2d"
-    axes = 2
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
@@ -228,14 +215,11 @@ class AvgPool2d(AvgPool):
 
 
 @operator
-class AvgPool3d(AvgPool):
+class AvgPool3d(AvgPool, axes=3):
     """dst[n, c, o..] = mean over k.. of src[n, c, o*stride + k*dilation - padding, ..]
 
     src: (n, c, d, h, w); dst: (n, c, *output). The fields have the meaning of `avg_pool2d`'s.
     """
-
-    torch = "avg_pool3d"
-    axes = 3
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from fuseplan.language.extents import is_integer
 from fuseplan.language.fields import refused
@@ -22,13 +22,14 @@ MOST_INDICES = 2**31
 WANT = "a number such as -1, numbers such as (2, 3), names such as hw, or all"
 
 
+@dataclass(frozen=True)
 class OverAxes(Normalization):
     """An operator with statistics over axes that its field `axes` tells.
 
     Numbers are places in the logical order, from the end where they are negative; letters are names.
     """
 
-    axes: Axes
+    axes: Axes = -1
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -67,16 +68,17 @@ class OverAxes(Normalization):
         return super().output(src)
 
     def numbered(self, axes: tuple[int, ...]) -> Normalization:
-        return type(self)(**{**self.attributes(), "axes": axes})
+        fields: dict[str, Any] = {**self.attributes(), "axes": axes}
+        return type(self)(**fields)
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
-        yield "f32[3x5]", cls(axes=-1)  # type: ignore[call-arg]
-        yield "f32[2x3x7]", cls(axes=-1)  # type: ignore[call-arg]
-        yield "f32[2x3x7, nwc]", cls(axes=1)  # type: ignore[call-arg]
-        yield "f32[2x5x3x7, nhwc]", cls(axes="hw")  # type: ignore[call-arg]
-        yield "f32[3x5x3x7]", cls(axes=(0, -1))  # type: ignore[call-arg]
-        yield "f32[1x3x3x2x5]", cls(axes=ALL)  # type: ignore[call-arg]
+        yield "f32[3x5]", cls(axes=-1)
+        yield "f32[2x3x7]", cls(axes=-1)
+        yield "f32[2x3x7, nwc]", cls(axes=1)
+        yield "f32[2x5x3x7, nhwc]", cls(axes="hw")
+        yield "f32[3x5x3x7]", cls(axes=(0, -1))
+        yield "f32[1x3x3x2x5]", cls(axes=ALL)
 
 
 def _checked(operator: str, value: object) -> Axes:
@@ -115,8 +117,6 @@ class Softmax(Exponentials):
     onnx = "Softmax"
     torch = "softmax"
 
-    axes: Axes = -1
-
     def formula(self, keys: Keys, src: TensorSpec) -> Scalar:
         """The formula; the reciprocal of the sum is computed once."""
         return exp(leaf("x") - leaf(keys["largest"])) * (1 / leaf(keys["exp_sum"]))
@@ -132,8 +132,6 @@ class LogSoftmax(Exponentials):
 
     onnx = "LogSoftmax"
     torch = "log_softmax"
-
-    axes: Axes = -1
 
     def formula(self, keys: Keys, src: TensorSpec) -> Scalar:
         """The formula; the logarithm is computed once."""
@@ -247,7 +245,7 @@ class Prod(Removing):
 
 
 @operator
-class Logsumexp(Exponentials, Removing):
+class Logsumexp(Removing, Exponentials):
     """max(x) + log(sum(exp(x - max(x))))
 
     The logarithm of the sum of exponentials over `axes`, over all unless told. No exponential overflows; it
@@ -256,6 +254,7 @@ class Logsumexp(Exponentials, Removing):
 
     onnx = "ReduceLogSumExp"
     torch = "logsumexp"
+    reductions = Exponentials.reductions
 
     def formula(self, keys: Keys, src: TensorSpec) -> Scalar:
         """The formula; the maximum itself where it is +inf or NaN."""

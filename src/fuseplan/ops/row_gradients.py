@@ -9,7 +9,7 @@ from fuseplan.language.tensor import TensorSpec
 from fuseplan.op import operator
 from fuseplan.ops.groups import OfChannels, OfGroups
 from fuseplan.ops.normalization import Keys
-from fuseplan.ops.reductions import Axes, OverAxes
+from fuseplan.ops.reductions import OverAxes
 from fuseplan.ops.rows import RowNormalization, Standardized
 from fuseplan.ops.training import STATISTICS
 from fuseplan.scalar import Scalar, exp, leaf, sqrt
@@ -204,7 +204,6 @@ class SoftmaxBackward(OverAxes):
     """
 
     result: str | None = operand("element", default=None, kw_only=True)
-    axes: Axes = -1
 
     def reductions(self, keys: Keys, src: TensorSpec) -> tuple[Statistic, ...]:
         return (Sums((keys["product_sum"],), (leaf("x") * leaf(keys["result"]),)),)
@@ -224,7 +223,6 @@ class LogSoftmaxBackward(OverAxes):
     """
 
     result: str | None = operand("element", default=None, kw_only=True)
-    axes: Axes = -1
 
     def reductions(self, keys: Keys, src: TensorSpec) -> tuple[Statistic, ...]:
         return (Sums((keys["gradient_sum"],), (leaf("x"),)),)

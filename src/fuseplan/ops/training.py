@@ -181,18 +181,6 @@ class BatchNormTraining(Normalization):
         yield "f32[2x3x3x2x5]", cls(epsilon=1e-3)
 
 
-def _takes_saved(op: BatchNormBackward) -> bool:
-    return op.statistics == "saved"
-
-
-def _recomputes(op: BatchNormBackward) -> bool:
-    return op.statistics == "recomputed"
-
-
-def _has_activation(op: BatchNormBackward) -> bool:
-    return op.activation != Identity()
-
-
 @operator
 class BatchNormBackward(Normalization):
     """scale*inverse_variance * (g - sum(g)/count - n*sum(g*n)/count)
@@ -212,15 +200,25 @@ class BatchNormBackward(Normalization):
 
     input: str | None = operand("element", default=None, kw_only=True)
     scale = operand(_per)
-    shift = operand(_per, when=_has_activation)
-    mean = operand(_per, when=_takes_saved)
-    inverse_variance = operand(_per, when=_takes_saved)
+    shift = operand(_per, when="has_activation")
+    mean = operand(_per, when="is_saved")
+    inverse_variance = operand(_per, when="is_saved")
     scale_gradient = result(_per)
     shift_gradient = result(_per)
     activation: Elementwise = inner(default=Identity())
     mode: str = word(MODES, default="spatial")
     statistics: str = word(STATISTICS, default="saved")
-    epsilon: float = parameter(default=1e-5, when=_recomputes)
+    epsilon: float = parameter(default=1e-5, when=lambda op: not op.is_saved)
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether the statistics are operands."""
+        return self.statistics == "saved"
+
+    @property
+    def has_activation(self) -> bool:
+        """Whether one comes behind the normalization."""
+        return self.activation != Identity()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -234,7 +232,7 @@ class BatchNormBackward(Normalization):
         normalized, gradient = self._parts(keys)
         names = keys["gradient_sum"], keys["product_sum"]
         sums = Sums(names, (gradient, gradient * normalized))
-        if self.statistics == "saved":
+        if self.is_saved:
             return (sums,)
         names = keys["batch_mean"], keys["batch_variance"]
         return Moments(names, (leaf(keys["input"]),)), sums
@@ -255,7 +253,7 @@ class BatchNormBackward(Normalization):
 
     def _moments(self, keys: Keys) -> tuple[Scalar, Scalar]:
         """Mean and inverse variance of input."""
-        if self.statistics == "saved":
+        if self.is_saved:
             return leaf(keys["mean"]), leaf(keys["inverse_variance"])
         return leaf(keys["batch_mean"]), 1 / sqrt(leaf(keys["batch_variance"]) + leaf(keys["epsilon"]))
 
@@ -263,7 +261,7 @@ class BatchNormBackward(Normalization):
         """The normalized input, and the gradient behind the normalization."""
         mean, inverse = self._moments(keys)
         normalized = (leaf(keys["input"]) - mean) * inverse
-        if not _has_activation(self):
+        if not self.has_activation:
             return normalized, leaf("x")
         given = {each.name: leaf(keys[each.name]) for each in self.activation.parameters()}
         before = normalized * leaf(keys["scale"]) + leaf(keys["shift"])

@@ -26,6 +26,7 @@ class ConvTranspose(OfConvolution):
     """
 
     onnx = "ConvTranspose"
+    torch = "conv_transpose"
     nothing = "the padding takes away the whole output"
 
     _: KW_ONLY
@@ -68,12 +69,8 @@ class ConvTranspose(OfConvolution):
     def meaning(self, given: Given) -> tuple[Array, dict[str, Array]]:
         """The sum in float64: for each tap, one product of matrices, added where the tap lies."""
         window, weight = self.window(given.spec), given.operands["weight"]
-        return spread(given.src, by_groups(weight, self.groups), window, given.by.zeros), {}
-
-
-def by_groups(weight: Any, groups: int) -> Any:
-    """A weight (c, features/groups, *kernel) as (groups, features/groups, c/groups, *kernel)."""
-    return weight.reshape(groups, -1, *weight.shape[1:]).swapaxes(1, 2)
+        by_groups = weight.reshape(self.groups, -1, *weight.shape[1:]).swapaxes(1, 2)
+        return spread(given.src, by_groups, window, given.by.zeros), {}
 
 
 def spread(src: Any, weight: Any, window: Window, zeros: Any) -> Any:
@@ -82,7 +79,6 @@ def spread(src: Any, weight: Any, window: Window, zeros: Any) -> Any:
     Args:
         src: (n, c, *spatial).
         weight: (groups, features/groups, c/groups, *kernel).
-        window: how src spreads.
         zeros: makes the sum of a shape, (n, features, *extents).
     """
     batch, groups, spatial = src.shape[0], weight.shape[0], src.shape[2:]
@@ -109,15 +105,12 @@ def _met(tap: Sequence[int], spatial: Sequence[int], window: Window) -> Iterator
 
 
 @operator
-class ConvTranspose1d(ConvTranspose):
+class ConvTranspose1d(ConvTranspose, axes=1):
     """dst[n, f, i*stride + k*dilation - padding] = sum over c, i, k of src[n, c, i] * weight[c, f, k]
 
     src: (n, c, w); weight: (c, features/groups, kernel); dst: (n, features, output). Its fields have the
     meaning of `conv_transpose2d`'s.
     """
-
-    torch = "conv_transpose1d"
-    axes = 1
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
@@ -126,7 +119,7 @@ class ConvTranspose1d(ConvTranspose):
 
 
 @operator
-class ConvTranspose2d(ConvTranspose):
+class ConvTranspose2d(ConvTranspose, axes=2):
     """dst[n, f, i*stride + k*dilation - padding, ..] = sum over c, i, k of src[n, c, i..] * weight[c, f, k..]
 
     The gradient of src of `conv2d` with the same fields, as PyTorch's `conv_transpose2d`. src: (n, c, h, w);
@@ -138,9 +131,6 @@ class ConvTranspose2d(ConvTranspose):
     is that too, or a pair (low, high) for each axis. `precision` is `full`, or `tf32`: then the factors of
     f32 may be rounded to 10 bits.
     """
-
-    torch = "conv_transpose2d"
-    axes = 2
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
@@ -156,15 +146,12 @@ class ConvTranspose2d(ConvTranspose):
 
 
 @operator
-class ConvTranspose3d(ConvTranspose):
+class ConvTranspose3d(ConvTranspose, axes=3):
     """dst[n, f, i*stride + k*dilation - padding, ..] = sum over c, i, k of src[n, c, i..] * weight[c, f, k..]
 
     src: (n, c, d, h, w); weight: (c, features/groups, *kernel); dst: (n, features, *output). Its fields have
     the meaning of `conv_transpose2d`'s.
     """
-
-    torch = "conv_transpose3d"
-    axes = 3
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:

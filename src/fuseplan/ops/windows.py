@@ -35,7 +35,7 @@ class Window:
 
 
 class Windowed(Op):
-    """An operator whose window moves over the spatial axes.
+    """An operator whose window moves over the spatial axes: `class Conv2d(Conv, axes=2)`, torch's `conv2d`.
 
     Fields are kept in one form: a number where all axes agree, else a number an axis. Padding is a number,
     a number or (low, high) pair an axis, `same`, or `valid`, which is 0.
@@ -54,6 +54,11 @@ class Windowed(Op):
     stride: PerAxis | None
     padding: Padding
     dilation: PerAxis
+
+    def __init_subclass__(cls, axes: int = 0) -> None:
+        super().__init_subclass__()
+        if axes:
+            cls.axes, cls.torch = axes, cls.torch and f"{cls.torch}{axes}d"
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -126,7 +131,6 @@ class Windowed(Op):
         """Checks that the window moves over the spatial axes of src.
 
         Args:
-            src: the operator's input.
             remedy: the operator for a src without spatial axes, or with others.
 
         Raises:

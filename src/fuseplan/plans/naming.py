@@ -26,7 +26,9 @@ def named(src: TensorSpec, ops: Sequence[Op], write: Write) -> TensorSpec:
         PlanError: an operator per channel comes before the first one that tells which axis that is.
     """
     first = next((index for index, op in enumerate(ops) if op.reads), None)
-    if first is None or ops[first].reads != "rows" or not _is_open(src):
+    if first is None or ops[first].reads != "rows":
+        return src
+    if src.is_layout_said or src.names == ROWS[src.rank]:
         return src
     rows = src.with_names(ROWS[src.rank])
     for index, op in enumerate(ops[:first]):
@@ -55,11 +57,6 @@ def are_implied(src: TensorSpec, ops: Sequence[Op]) -> bool:
 
 def _is_per_channel(op: Op, src: TensorSpec) -> bool:
     return any(each.per == "channel" for each in op.operands(src))
-
-
-def _is_open(src: TensorSpec) -> bool:
-    """Whether the names of the axes are not said, and matter."""
-    return not src.is_layout_said and src.names != ROWS[src.rank]
 
 
 def check(src: TensorSpec, ops: Sequence[Op], write: Write) -> None:

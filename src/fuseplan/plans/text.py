@@ -121,7 +121,10 @@ def _operator(text: str, tree: ast.expr) -> Op:
     call = tree if isinstance(tree, ast.Call) else ast.Call(tree, [], [])
     if not isinstance(call.func, ast.Name):
         raise PlanError("this is not an operator", want=CALL, text=text, span=span_of(text, tree))
-    kind = _kind(text, call.func)
+    word = call.func.id
+    if word not in BY_NAME:
+        raise no_operator(word).located(text, span=span_of(text, call.func))
+    kind = BY_NAME[word]
     nodes = _fields(text, call, kind)
     inner = kind.inner_names()
     values = {name: (_operator if name in inner else _value)(text, node) for name, node in nodes.items()}
@@ -129,12 +132,6 @@ def _operator(text: str, tree: ast.expr) -> Op:
         return kind(**values)
     except PlanError as error:
         raise error.located(text, span=_blamed(text, tree, nodes, error)) from None
-
-
-def _kind(text: str, word: ast.Name) -> type[Op]:
-    if word.id in BY_NAME:
-        return BY_NAME[word.id]
-    raise no_operator(word.id).located(text, span=span_of(text, word))
 
 
 def _fields(text: str, call: ast.Call, kind: type[Op]) -> dict[str, ast.expr]:
@@ -284,10 +281,7 @@ def _no_constant(word: str) -> float:
 def _check_members(where: str, value: Any, needed: dict[str, type], optional: Collection[str]) -> None:
     """Checks that a JSON value is an object with these members."""
     if not isinstance(value, dict):
-        raise PlanError(
-            f"{where} is an object in a plan's JSON",
-            got=bounded(json.dumps(value), limits.SHOWN_VALUE_CHARACTERS),
-        )
+        raise PlanError(f"{where} is an object in a plan's JSON", got=_shown(value))
     for name in value:
         if name not in needed and name not in optional:
             remedy = did_you_mean(name, [*needed, *optional])

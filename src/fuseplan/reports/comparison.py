@@ -17,6 +17,7 @@ from fuseplan.graph.place import Call, Compute, Launch, Step
 from fuseplan.graph.session import Session
 from fuseplan.graph.trial import launch
 from fuseplan.graph.type import numpy_dtype, word_of
+from fuseplan.measure.data import deviation
 from fuseplan.measure.spaces import empty
 from fuseplan.reports.books import named
 from fuseplan.reports.rows import Printed
@@ -131,19 +132,10 @@ def distance(got: Any, want: Any) -> float:
     """The largest difference by the largest element; infinite where the values are of another kind."""
     if not isinstance(got, np.ndarray) or not isinstance(want, np.ndarray):
         return 0.0 if type(got) is type(want) and got == want else float("inf")
-    if got.shape != want.shape:
-        return float("inf")
     got, want = widened(got), widened(want)
-    if got.dtype.kind not in "fiub" or not got.size:
-        return 0.0 if (got == want).all() else float("inf")
-    wide = [each.astype(np.float64) for each in (got, want)]
-    is_finite = np.isfinite(wide[1])
-    one, other = (np.where(is_finite & np.isfinite(each), 0, each) for each in wide)
-    if not np.array_equal(one, other, equal_nan=True):
-        return float("inf")
-    finite = [each[is_finite] for each in wide]
-    largest = np.abs(finite[1]).max(initial=0) or 1.0
-    return float(np.abs(finite[0] - finite[1]).max(initial=0) / largest)
+    if got.dtype.kind not in "fiub":
+        return 0.0 if np.array_equal(got, want) else float("inf")
+    return deviation(got.astype(np.float64), want.astype(np.float64))
 
 
 def _allowed(value: Any) -> float:

@@ -13,7 +13,7 @@ from fuseplan.graph.node import Node
 from fuseplan.kernels.lower import lower
 from fuseplan.kernels.match import match
 from fuseplan.kernels.target import Target
-from fuseplan.measure.peaks import Floor, Peaks, peaks_of
+from fuseplan.measure.peaks import Floor, GpuPeaks, Peaks, peaks_of
 from fuseplan.messages.quantities import bytes_text, count_text, seconds_text
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.reports.books import origins
@@ -127,17 +127,17 @@ def profiled(
         seconds: of each operator, by name; operators that are not run have none.
     """
     work = {origin.name: _work(graph, nodes) for origin, nodes in origins(graph).items()}
-    floors = _Floors(target)
+    known = peaks_of(target)
     rows = [row for row in report.operators if row.name in seconds and row.state in ("fused", "left")]
     whole = sum(seconds[row.name] for row in rows) or 1.0
-    made = [_row(row, seconds[row.name], whole, work[row.name], floors) for row in rows]
-    plans = [_plan(site, seconds, work, floors) for site in report.sites]
+    made = [_row(row, seconds[row.name], whole, work[row.name], known) for row in rows]
+    plans = [_plan(site, seconds, work, known) for site in report.sites]
     return Profile(
         runner,
         sum(row.seconds for row in made),
         tuple(sorted(made, key=lambda row: -row.seconds)),
         tuple(sorted(plans, key=lambda row: -row.gain)),
-        floors.is_measured,
+        known is not None,
     )
 
 
@@ -149,39 +149,31 @@ class _Work:
     dtype: str
 
 
-class _Floors:
-    """The least time of operators on a machine whose peaks may be known."""
-
-    def __init__(self, target: Target) -> None:
-        self._peaks = peaks_of(target)
-
-    @property
-    def is_measured(self) -> bool:
-        """Whether the peaks are known."""
-        return self._peaks is not None
-
-    def of(self, work: _Work, moved: int) -> Floor:
-        """The least time for so many operations and bytes."""
-        known = self._peaks
-        if known is None:
-            return Floor(0.0, "")
-        if isinstance(known, Peaks):
-            return known.floor(work.flops, moved, dtype=work.dtype)
-        rate = known.flops.get(work.dtype, known.flops["f32"])
-        computing, moving = work.flops / rate, moved / known.bytes_a_second["dram"]
-        return Floor(computing, "compute") if computing > moving else Floor(moving, "dram")
+def _floor(known: Peaks | GpuPeaks | None, work: _Work, moved: int) -> Floor:
+    """The least time for so many operations and bytes on a machine whose peaks may be known."""
+    if known is None:
+        return Floor(0.0, "")
+    if isinstance(known, Peaks):
+        return known.floor(work.flops, moved, dtype=work.dtype)
+    rate = known.flops.get(work.dtype, known.flops["f32"])
+    computing, moving = work.flops / rate, moved / known.bytes_a_second["dram"]
+    return Floor(computing, "compute") if computing > moving else Floor(moving, "dram")
 
 
-def _row(row: OperatorRow, seconds: float, whole: float, work: _Work, floors: _Floors) -> ProfileRow:
-    floor = floors.of(work, row.moved)
+def _row(
+    row: OperatorRow, seconds: float, whole: float, work: _Work, known: Peaks | GpuPeaks | None
+) -> ProfileRow:
+    floor = _floor(known, work, row.moved)
     told = (seconds, seconds / whole, row.moved, work.flops, floor.bound, floor.seconds)
     return ProfileRow(row.name, row.kind, row.line, *told, row.sites)
 
 
-def _plan(site: SiteRow, seconds: Mapping[str, float], work: Mapping[str, _Work], floors: _Floors) -> PlanRow:
+def _plan(
+    site: SiteRow, seconds: Mapping[str, float], work: Mapping[str, _Work], known: Peaks | GpuPeaks | None
+) -> PlanRow:
     taken = sum(seconds.get(name, 0.0) for name in site.operators)
     inside = [work[name] for name in site.operators]
-    floor = floors.of(_Work(sum(each.flops for each in inside), inside[0].dtype), site.after)
+    floor = _floor(known, _Work(sum(each.flops for each in inside), inside[0].dtype), site.after)
     return PlanRow(site.number, site.plan, site.operators, taken, max(site.seconds, floor.seconds))
 
 

@@ -9,7 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from fuseplan.errors import ArgumentError, counted
+from fuseplan.errors import counted, refusing
 from fuseplan.messages.quantities import bytes_text, seconds_text
 from fuseplan.reports.rows import (
     CopyRow,
@@ -26,6 +26,7 @@ from fuseplan.system.gathering import gathered
 from fuseplan.system.reading import bytes_of, json_of, record
 
 SCHEMA = "fuseplan.report/6"
+READ = (SCHEMA, "fuseplan.report/5")  # which had no `unkept`
 SHOWN = 6  # names in a line; the others are counted
 
 
@@ -63,7 +64,43 @@ class Report(Printed):
 
     def lines(self) -> Iterator[str]:
         """What runs, the plans, what is in no plan, and why plans end."""
-        return _lines(self)
+        states = collections.Counter(row.state for row in self.operators)
+        launches = self.launches
+        yield (
+            f"{counted(len(self.operators), 'operator')}: "
+            f"{', '.join(f'{count} {state}' for state, count in states.items())}"
+        )
+        libraries = "".join(f", {count} by {name}" for name, count in launches.libraries.items())
+        yield (
+            f"launches: {launches.before} before; {launches.after} after: "
+            f"{counted(launches.kernels, 'kernel')}, {launches.numpy} by NumPy{libraries}, "
+            f"{launches.copies} by copies"
+        )
+        moved = sum(each.moved for each in self.copies)
+        yield (
+            f"traffic: {bytes_text(self.moved_before)} before; {bytes_text(self.moved_after)} after, "
+            f"{bytes_text(moved)} of it by copies"
+        )
+        if self.unkept:
+            yield f"the next start exports the model again: {self.unkept}"
+        yield ""
+        yield "plans"
+        for alike in gathered((site.plan, site) for site in self.sites).values():
+            yield from _plan_lines(alike)
+        if self.reverted:
+            yield ""
+            yield "left to the framework"
+        for each in self.reverted:
+            yield f"  {each.plan}"
+            yield f"      {listed(each.operators)}: {each.got}  [{each.code}]"
+        yield from _reason_lines("in no plan", self.left, is_remedied=True)
+        yield from _reason_lines("plans end", self.ends, is_remedied=False)
+        if self.copies:
+            yield ""
+            yield "copies"
+        copied = ((each.reader, f"{each.value} ({bytes_text(each.moved)})") for each in self.copies)
+        for reader, copies in gathered(copied).items():
+            yield f"  {len(copies)} x for {reader}: {listed(copies)}"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Report:
         return self  # nothing of it changes
@@ -73,56 +110,14 @@ def read_report(path: str | PathLike[str]) -> Report:
     """The report in a file of JSON, as `fuseplan explain model.onnx --json` prints it.
 
     Raises:
-        ArgumentError: the file is no report of this version.
+        ArgumentError: the file is no report of this version or the one before.
         OSError: the file cannot be read.
     """
-    try:
+    with refusing(f"{path} is no report on a model", ValueError):
         told = json_of(bytes_of(Path(path), limits.REPORT_BYTES))
-        if not isinstance(told, dict) or told.get("schema") != SCHEMA:
+        if not isinstance(told, dict) or told.get("schema") not in READ:
             raise ValueError(f"its schema is not {SCHEMA}")
-        return record(Report, told)
-    except ValueError as error:
-        raise ArgumentError(f"{path} is no report on a model: {error}") from None
-
-
-def _lines(report: Report) -> Iterator[str]:
-    """The report: what runs, the plans, what is in no plan, and why plans end."""
-    states = collections.Counter(row.state for row in report.operators)
-    launches = report.launches
-    yield (
-        f"{counted(len(report.operators), 'operator')}: "
-        f"{', '.join(f'{count} {state}' for state, count in states.items())}"
-    )
-    libraries = "".join(f", {count} by {name}" for name, count in launches.libraries.items())
-    yield (
-        f"launches: {launches.before} before; {launches.after} after: {counted(launches.kernels, 'kernel')}, "
-        f"{launches.numpy} by NumPy{libraries}, {launches.copies} by copies"
-    )
-    moved = sum(each.moved for each in report.copies)
-    yield (
-        f"traffic: {bytes_text(report.moved_before)} before; {bytes_text(report.moved_after)} after, "
-        f"{bytes_text(moved)} of it by copies"
-    )
-    if report.unkept:
-        yield f"the next start exports the model again: {report.unkept}"
-    yield ""
-    yield "plans"
-    for alike in gathered((site.plan, site) for site in report.sites).values():
-        yield from _plan_lines(alike)
-    if report.reverted:
-        yield ""
-        yield "left to the framework"
-    for each in report.reverted:
-        yield f"  {each.plan}"
-        yield f"      {listed(each.operators)}: {each.got}  [{each.code}]"
-    yield from _reason_lines("in no plan", report.left, is_remedied=True)
-    yield from _reason_lines("plans end", report.ends, is_remedied=False)
-    if report.copies:
-        yield ""
-        yield "copies"
-    copied = ((each.reader, f"{each.value} ({bytes_text(each.moved)})") for each in report.copies)
-    for reader, copies in gathered(copied).items():
-        yield f"  {len(copies)} x for {reader}: {listed(copies)}"
+        return record(Report, told | {"schema": SCHEMA})
 
 
 def listed(names: Sequence[str], shown: int = SHOWN) -> str:

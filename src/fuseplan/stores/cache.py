@@ -371,19 +371,15 @@ def cache_info() -> CacheInfo:
 
 def _obstacle(where: Path) -> str | None:
     """Why a folder is no cache, or cannot be written, as far as a look tells."""
-    try:
-        return _looked_at(_with_home(where))
-    except OSError as error:
-        return str(error)
-
-
-def _looked_at(where: Path) -> str | None:
     found = where
     try:
-        private.check(where)
-    except FileNotFoundError:
-        private.check_way(where)
-        found = next(place for place in where.absolute().parents if os.path.lexists(place))
+        try:
+            private.check(_with_home(where))
+        except FileNotFoundError:
+            private.check_way(where)
+            found = next(place for place in where.absolute().parents if os.path.lexists(place))
+    except OSError as error:
+        return str(error)
     return None if os.access(found, os.W_OK | os.X_OK) else f"{found} cannot be written"
 
 

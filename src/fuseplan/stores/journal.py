@@ -35,7 +35,6 @@ class Newest(Generic[R]):
         unsaved: this process's own, by key.
 
     Args:
-        name: of the file.
         made: makes a record of a line's value; raises ValueError where it is none.
     """
 

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from fuseplan.errors import ArgumentError, counted
+from fuseplan.errors import counted, refusing
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.target import Target
 from fuseplan.stores import journal
@@ -147,15 +147,12 @@ def merged(files: Iterable[Path]) -> list[Tuned]:
 
 def read(place: Path) -> Iterator[Tuned]:
     """The choices in a file; an ArgumentError where it cannot be read, or a line is no choice."""
-    try:
+    with refusing(f"{place} cannot be read", (OSError, ValueError)):
         data = bytes_of(place, limits.LINES_BYTES)
-    except (OSError, ValueError) as error:
-        raise ArgumentError(f"{place} cannot be read: {error}") from error
     for number, told in json_lines(data):
-        try:
-            yield Tuned.from_json(told())
-        except ValueError as error:
-            raise ArgumentError(f"{place}, line {number}: not a tuned choice: {error}") from error
+        with refusing(f"{place}, line {number}: not a tuned choice", ValueError):
+            choice = Tuned.from_json(told())
+        yield choice
 
 
 def write(place: Path, choices: Iterable[Tuned]) -> None:
@@ -165,11 +162,9 @@ def write(place: Path, choices: Iterable[Tuned]) -> None:
         ArgumentError: it cannot be written.
     """
     beside = place.with_name(f".{place.name}.{os.getpid()}")
-    try:
+    with refusing(f"{place} cannot be written"):
         beside.write_text("".join(json.dumps(choice.to_json()) + "\n" for choice in choices))
         beside.replace(place)
-    except OSError as error:
-        raise ArgumentError(f"{place} cannot be written: {error}") from error
 
 
 OWN = journal.Newest(OWN_FILE, Tuned.from_json)

@@ -15,7 +15,7 @@ from fuseplan.errors import ArgumentError, FuseplanError, PlanError, Unsupported
 from fuseplan.execution.build import compile_all
 from fuseplan.execution.stages import Records
 from fuseplan.kernels.target import Target, available_threads
-from fuseplan.kernels.template import Accuracy, Template
+from fuseplan.kernels.template import Accuracy
 from fuseplan.measure.cases import PLANS, Case, of_plan
 from fuseplan.messages.excerpt import ARROW
 from fuseplan.stores import tuned
@@ -228,13 +228,9 @@ def _compiled(every: Sequence[Records], options: TuneOptions) -> Iterator[None]:
     made = compile_all(pairs, target, workers=workers, seconds=COMPILE_SECONDS)
     with contextlib.closing(made):
         for short in lists:
-            _take(made, short)
+            for _ in short:
+                next(made)
             yield
-
-
-def _take(made: Iterator[Any], short: Sequence[Template]) -> None:
-    for _ in short:
-        next(made)
 
 
 class _Worker:

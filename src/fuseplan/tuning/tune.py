@@ -332,11 +332,7 @@ def _check(
         if reason is not None:
             found.rejected.append((template.text, reason))
         elif isinstance(ready, Ready):
-            found.calls[template.text] = _bound(ready, out)
-
-
-def _bound(ready: Ready, out: Any) -> Callable[[], object]:
-    return lambda: ready.run(out)
+            found.calls[template.text] = partial(ready.run, out)
 
 
 def _fault(records: Records, ground: Ground, template: Template, ready: Ready | FuseplanError) -> str | None:

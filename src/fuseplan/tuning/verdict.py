@@ -170,7 +170,6 @@ def verdict_on(records: Records, runner: Runner, ground: Ground, patience: float
 
     Args:
         records: of the fused plan; its target is one of this machine's.
-        runner: of its program.
         patience: seconds to wait for other programs to rest.
 
     Raises:

@@ -69,7 +69,6 @@ class Peer:
         """Runs the plan on a GPU, and makes its gradients ready.
 
         Args:
-            plan: the plan.
             wrt: of what the gradients are, in this order.
             tensors: `src`, the operands, and `grad`, the gradient of the output.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from fuseplan.compat.miopen.call import Object, bad_parameter
@@ -13,20 +12,12 @@ from fuseplan.compat.miopen.plan import miopenFusionOpDescriptor_t
 from fuseplan.ops.training import BatchNormTraining
 
 
-@dataclass(frozen=True)
-class Given:
-    """The values for one operator, by the names of its operands, results and parameters."""
-
-    operator: Operator
-    values: Mapping[str, Any]
-
-
 class miopenOperatorArgs_t(Object):
     """Arguments of operators; a second set call overwrites, and any number of executions may use them."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._given: dict[int, Given] = {}
+        self._given: dict[int, tuple[Operator, Mapping[str, Any]]] = {}
 
     def set(self, kind: Kind, descriptor: miopenFusionOpDescriptor_t, arguments: Mapping[str, Any]) -> None:
         """Sets an operator's values from the arguments of a call.
@@ -44,7 +35,7 @@ class miopenOperatorArgs_t(Object):
         values = descriptor.operator.values(arguments)
         factor = factor_of(kind, arguments["alpha"], arguments["beta"])
         descriptor.plan.lowered().check(descriptor.index, values)
-        self._given[descriptor.index] = Given(descriptor.operator, {**values, **factor})
+        self._given[descriptor.index] = descriptor.operator, {**values, **factor}
 
     def of(self, descriptor: miopenFusionOpDescriptor_t) -> Mapping[str, Any]:
         """The values for an operator of a plan, or for its equal at the same place of another plan.
@@ -52,18 +43,19 @@ class miopenOperatorArgs_t(Object):
         Raises:
             StatusError: nothing was set, or it was set for another operator.
         """
-        given, operator = self._given.get(descriptor.index), descriptor.operator
+        operator = descriptor.operator
+        given, values = self._given.get(descriptor.index, (None, {}))
         if given is None:
             raise bad_parameter(
                 f"operator {descriptor.index} ({operator.kind.name}) has no arguments: "
                 f"{operator.kind.set_args} sets them"
             )
-        if given.operator != operator:
+        if given != operator:
             raise bad_parameter(
                 f"the arguments of operator {descriptor.index} were set for another plan's "
-                f"{given.operator.op}; this plan has {operator.op}"
+                f"{given.op}; this plan has {operator.op}"
             )
-        return given.values
+        return values
 
 
 def set_arguments(kind: Kind, arguments: Mapping[str, Any]) -> None:

@@ -118,7 +118,9 @@ class miopenHandle_t(Object):
         if self.target.processors:
             self.milliseconds = _gpu_milliseconds(lambda: bound(src, out), self.target.device)
         else:
-            self.milliseconds = _milliseconds(lambda: bound(src, out))
+            begin = time.perf_counter()
+            bound(src, out)
+            self.milliseconds = 1e3 * (time.perf_counter() - begin)
 
     def contents(self, what: str, tensor: Any, like: Any) -> Any:
         """A copy of a tensor, which messages call `what`, made in the stream's order; `write` takes it.
@@ -184,12 +186,6 @@ def _torch_tensor(tensor: Any) -> Any:
     if isinstance(tensor, np.ndarray):
         return torch.from_numpy(tensor.copy())
     return tensor.detach() if isinstance(tensor, torch.Tensor) else torch.from_dlpack(tensor)
-
-
-def _milliseconds(launch: Callable[[], object]) -> float:
-    begin = time.perf_counter()
-    launch()
-    return 1e3 * (time.perf_counter() - begin)
 
 
 def _gpu_milliseconds(launch: Callable[[], object], device: int | None) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,16 +19,16 @@ from fuseplan.cli.statuses import RIGHT, WRONG, error_json, known_error, status_
 from fuseplan.compat.miopen_driver.letters import BY_WORD, LETTERS, PROBLEMS, Letter
 from fuseplan.compat.miopen_driver.problem import Problem, command_of
 from fuseplan.compat.miopen_driver.report import driver_report
-from fuseplan.compat.miopen_driver.run import Driven, How, Seconds, drive
+from fuseplan.compat.miopen_driver.run import Driven, Seconds, drive
 from fuseplan.compat.miopen_driver.sweep import Line, all_combinations, is_plan, lines_of, words_of
-from fuseplan.errors import ArgumentError, FuseplanError, Unsupported, counted
+from fuseplan.errors import ArgumentError, FuseplanError, Unsupported, counted, refusing
 from fuseplan.kernels.match import match
-from fuseplan.measure.machine import machine
-from fuseplan.measure.versions import commit, versions
+from fuseplan.measure.machine import commit, machine, versions
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.tuning.verdict import Verdict
 
 SAID = (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP)
+HOW = ("target", "threads", "verify", "time", "wall", "iter", "unfused", "patience")  # a plan is run
 OF_ALL_LINES = ("sweep", "is_all", "every", "report", "as_json")  # not for one of many lines
 
 
@@ -117,10 +116,13 @@ def driver_command(ctx: click.Context, /, report: Path | None, as_json: bool, **
         outcome = _outcome(ctx, None)
         if outcome.error is not None and not as_json:
             raise outcome.error
-        _print(outcome, as_json)
+        if as_json:
+            click.echo(json.dumps(outcome.to_json()))
+        else:
+            Screen().tell(_told(outcome))
         ctx.exit(outcome.status)
     if report is not None:
-        with _reaching("--report", report, "made"):
+        with refusing(f"--report {report} cannot be made"):
             report.mkdir(parents=True, exist_ok=True)
     begin = time.monotonic()
     records: list[dict[str, Any]] = []
@@ -138,13 +140,6 @@ def driver_command(ctx: click.Context, /, report: Path | None, as_json: bool, **
 
 
 driver_command.params[1:1] = map(_letter_option, LETTERS)
-
-
-def _print(outcome: Outcome, as_json: bool) -> None:
-    if as_json:
-        click.echo(json.dumps(outcome.to_json()))
-    else:
-        Screen().tell(_told(outcome))
 
 
 def _lines(ctx: click.Context) -> Sequence[Line] | None:
@@ -209,17 +204,7 @@ def _driven(ctx: click.Context) -> Driven:
     given, plan = ctx.params, plan_of(ctx)
     if given["dot_graph"] is not None:
         _draw(plan, given["dot_graph"])
-    how = How(
-        target=given["target"],
-        threads=given["threads"],
-        is_verified=bool(given["verify"]),
-        is_timed=bool(given["time"]),
-        is_walled=bool(given["wall"]),
-        iterations=given["iter"],
-        is_compared=given["unfused"],
-        patience=given["patience"],
-    )
-    return drive(plan, how)
+    return drive(plan, **{name: given[name] for name in HOW})
 
 
 def plan_of(ctx: click.Context) -> FusionPlan:
@@ -245,26 +230,13 @@ def plan_of(ctx: click.Context) -> FusionPlan:
     return FusionPlan.parse(problem)
 
 
-@contextmanager
-def _reaching(option: str, place: Path, act: str = "written") -> Iterator[None]:
-    """Says which option's file or folder a system's error is about.
-
-    Raises:
-        ArgumentError: there is such an error.
-    """
-    try:
-        yield
-    except OSError as error:
-        raise ArgumentError(f"{option} {place} cannot be {act}: {error}") from None
-
-
 def _draw(plan: FusionPlan, place: Path) -> None:
     """Writes the plan's graph, with its match where it has one."""
     try:
         graph = match(plan).to_dot()
     except Unsupported:
         graph = plan.to_dot()
-    with _reaching("--dot_graph", place):
+    with refusing(f"--dot_graph {place} cannot be written"):
         place.write_text(graph)
 
 
@@ -287,7 +259,7 @@ def _head(
 
 def _write(folder: Path, head: dict[str, Any], records: list[dict[str, Any]]) -> None:
     """Writes report.md and report.json."""
-    with _reaching("--report", folder):
+    with refusing(f"--report {folder} cannot be written"):
         (folder / "report.json").write_text(json.dumps({**head, "lines": records}, indent=1) + "\n")
         (folder / "report.md").write_text(driver_report(head, records))
 

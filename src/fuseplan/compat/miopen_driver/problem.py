@@ -157,13 +157,9 @@ def command_of(plan: FusionPlan) -> str:
     problem = _problem(plan.src, plan.ops)
     if problem is None:
         return shlex.join(["fuseplan", "run", str(plan)])
-    words = [word for letter in letters.LETTERS for word in _written(problem, letter)]
+    written = [letter for letter in letters.LETTERS if letter.word in problem.given]
+    words = [word for each in written for word in (each.flag, problem.given[each.word])]
     return shlex.join(["fuseplan", "driver", problem.name, *words])
-
-
-def _written(problem: Problem, letter: Letter) -> Iterator[str]:
-    if letter.word in problem.given:
-        yield from (letter.flag, problem.given[letter.word])
 
 
 def _problem(src: TensorSpec, ops: Sequence[Op]) -> Problem | None:

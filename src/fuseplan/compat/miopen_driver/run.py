@@ -18,29 +18,6 @@ from fuseplan.tuning.verdict import Verdict, verdict_on
 
 
 @dataclass(frozen=True)
-class How:
-    """The wanted steps of a run.
-
-    Attributes:
-        is_verified: compare with float64.
-        is_timed: take the kernel's time.
-        is_walled: take the host's time too, until the result is there.
-        iterations: how many calls are timed.
-        is_compared: measure the unfused runs beside it.
-        patience: seconds to wait for other programs to rest before they are compared.
-    """
-
-    target: str = "cpu"
-    threads: int | None = None
-    is_verified: bool = True
-    is_timed: bool = False
-    is_walled: bool = False
-    iterations: int = 1
-    is_compared: bool = False
-    patience: float = 0.0
-
-
-@dataclass(frozen=True)
 class Seconds:
     """Times of single calls, in seconds."""
 
@@ -94,21 +71,40 @@ class Driven:
         }
 
 
-def drive(plan: FusionPlan, how: How) -> Driven:
+def drive(
+    plan: FusionPlan,
+    target: str,
+    threads: int | None,
+    *,
+    verify: int,
+    time: int,
+    wall: int,
+    iter: int,
+    unfused: bool,
+    patience: float,
+) -> Driven:
     """Compiles the plan, runs it on random tensors, and checks and times it as asked.
+
+    Args:
+        verify: whether to compare with float64.
+        time: whether to take the kernel's time.
+        wall: whether to take the host's time too, until the result is there.
+        iter: how many calls are timed.
+        unfused: whether to measure the unfused runs beside it.
+        patience: seconds to wait for other programs to rest before they are compared.
 
     Raises:
         PlanError, Unsupported, BuildError, ArgumentError: as `compile` does.
         MemoryError: the tensors, or the float64 reference, do not fit.
     """
-    compiled = compile_plan(plan, how.target, threads=how.threads)
+    compiled = compile_plan(plan, target, threads=threads)
     compiled.bind()  # which refuses to run another machine's code, before its tensors are made
     ground = ground_of(plan, compiled.target)
     call = ground.call(compiled.bind)
     got = call()
-    errors = ground.deviations(got) if how.is_verified else {}
-    timed = ground.kernel_seconds(call, how.iterations) if how.is_timed else None
-    walled = ground.wall_seconds(call, how.iterations) if how.is_walled else None
+    errors = ground.deviations(got) if verify else {}
+    timed = ground.kernel_seconds(call, iter) if time else None
+    walled = ground.wall_seconds(call, iter) if wall else None
     checks = checks_of(compiled.kernel, compiled.choice.template, errors)
     is_right = all(each.is_right for each in checks)
     return Driven(
@@ -116,7 +112,7 @@ def drive(plan: FusionPlan, how: How) -> Driven:
         checks=checks,
         kernel=Seconds.of(timed) if timed else None,
         wall=Seconds.of(walled) if walled else None,
-        verdict=_verdict(compiled, ground, how.patience) if how.is_compared and is_right else None,
+        verdict=_verdict(compiled, ground, patience) if unfused and is_right else None,
     )
 
 

@@ -9,7 +9,7 @@ from itertools import cycle, product
 from pathlib import Path
 
 from fuseplan.compat.miopen_driver.letters import ACTIVATIONS, BATCH_NORM_MODES, DTYPES, MODES, PROBLEMS
-from fuseplan.errors import ArgumentError
+from fuseplan.errors import ArgumentError, refusing
 from fuseplan.system import limits
 from fuseplan.system.reading import bytes_of, text_of
 
@@ -52,10 +52,8 @@ def words_of(line: Line) -> list[str]:
     Raises:
         ArgumentError: it names no problem.
     """
-    try:
+    with refusing("the line cannot be read", ValueError):
         words = shlex.split(line.text)
-    except ValueError as error:
-        raise ArgumentError(f"the line cannot be read: {error}") from None
     # Problems first: in MIOpen's log a word in brackets, [LogCmdFusion], stands before the command.
     problems = [place for place, word in enumerate(words) if word in PROBLEMS]
     found = problems or [place for place, word in enumerate(words) if is_plan(word)]

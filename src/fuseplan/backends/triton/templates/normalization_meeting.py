@@ -31,7 +31,7 @@ class Meeting:
         most: numbers of a channel that are passed on at a time, at most.
         compute: Triton's name of their dtype.
         repeats: whether there is a loop around the meetings.
-        meets: whether there is anything to pass on, or to wait for.
+        exchanges: whether there is anything to pass on, or to wait for.
 
     Attributes:
         is_needed: whether there is anybody to meet.
@@ -49,11 +49,11 @@ class Meeting:
         compute: str,
         *,
         repeats: bool,
-        meets: bool = True,
+        exchanges: bool = True,
     ) -> None:
         self.text, self.programs, self.groups = text, programs, groups
         self.channels, self.most, self.compute = channels, most, compute
-        self.repeats, self.is_needed = repeats, meets and programs > 1
+        self.repeats, self.is_needed = repeats, exchanges and programs > 1
         self.size, word = programs * max(1, channels), 8 if compute == "tl.float64" else WORD
         passed = COUNTER_BYTES + 2 * groups * most * self.size * word
         self.workspace_bytes = passed if self.is_needed else 0

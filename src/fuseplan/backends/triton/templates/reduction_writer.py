@@ -79,7 +79,7 @@ class ReductionWriter(PlacedWriter):
         self.picks, self.picked = picks(kernel, self.lattice), dict[str, str]()
         most = max((len(self._parts(each)) for each in kernel.statistics), default=0)
         group = knobs.programs, int(self.groups.high), knobs.cells, most, self.compute
-        self.meeting = Meeting(self.text, *group, repeats=False, meets=bool(kernel.statistics))
+        self.meeting = Meeting(self.text, *group, repeats=False, exchanges=bool(kernel.statistics))
         self.sums = ColumnSums(self.text, knobs, kernel, target, self.compute)
         self.fixed: Place | None = None  # where the elements lie, of programs that go through all tiles
         formulas = [stage.expression for stage in (*kernel.prologue, *kernel.epilogue)]
