@@ -13,9 +13,10 @@ from __future__ import annotations
 from typing import Any
 
 from fuseplan.compat.miopen.call import Ref as Ref
+from fuseplan.compat.miopen.call import miopenGetLastErrorMessage
 from fuseplan.compat.miopen.enums import ENUMS
 from fuseplan.compat.miopen.functions import CLASSES, FUNCTIONS
-from fuseplan.compat.miopen.handle import miopenGetErrorString, miopenGetLastErrorMessage
+from fuseplan.compat.miopen.handle import miopenGetErrorString
 
 # Enumerations, objects, functions; enumerators are names of their own.
 NAMES: dict[str, Any] = {

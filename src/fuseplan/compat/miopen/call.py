@@ -168,8 +168,8 @@ PUBLIC = "fuseplan.miopen"  # where users find the functions
 _thread = threading.local()
 
 
-def last_message() -> str:
-    """The whole text of this thread's last call that failed; empty where none has."""
+def miopenGetLastErrorMessage() -> str:
+    """Why this thread's last call that failed did: the refusal's or error's whole text. MIOpen has none."""
     return str(getattr(_thread, "message", ""))
 
 

@@ -10,14 +10,7 @@ from typing import Any
 import numpy as np
 
 from fuseplan.compat.miopen.algorithms import compile_by
-from fuseplan.compat.miopen.call import (
-    Object,
-    bad_parameter,
-    last_message,
-    not_implemented,
-    not_initialized,
-    told,
-)
+from fuseplan.compat.miopen.call import Object, bad_parameter, not_implemented, not_initialized, told
 from fuseplan.compat.miopen.enums import miopenConvFwdAlgorithm_t, miopenStatus_t
 from fuseplan.compile import CompiledPlan
 from fuseplan.errors import ArgumentError
@@ -206,8 +199,3 @@ def miopenGetErrorString(error: miopenStatus_t | int) -> str:
         return miopenStatus_t(error).name
     except ValueError:
         return "Unknown error status"
-
-
-def miopenGetLastErrorMessage() -> str:
-    """Why this thread's last call that failed did: the refusal's or error's whole text. MIOpen has none."""
-    return last_message()

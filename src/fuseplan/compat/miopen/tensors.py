@@ -13,8 +13,10 @@ from fuseplan.compat.miopen.call import (
     not_initialized,
 )
 from fuseplan.compat.miopen.enums import miopenBatchNormMode_t, miopenDataType_t, miopenTensorLayout_t
+from fuseplan.compat.miopen_driver.letters import BATCH_NORM_MODES
 from fuseplan.errors import PlanError
 from fuseplan.language.declarations import extents
+from fuseplan.language.layouts import LAYOUTS as NAMED
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.ops.affine import MODES
 
@@ -24,16 +26,8 @@ DTYPES = {
     miopenDataType_t.miopenBFloat16: "bf16",
     miopenDataType_t.miopenDouble: "f64",
 }
-LAYOUTS = {
-    miopenTensorLayout_t.miopenTensorNCHW: "nchw",
-    miopenTensorLayout_t.miopenTensorNHWC: "nhwc",
-    miopenTensorLayout_t.miopenTensorNCDHW: "ncdhw",
-    miopenTensorLayout_t.miopenTensorNDHWC: "ndhwc",
-}
-MODE_WORDS = {
-    miopenBatchNormMode_t.miopenBNSpatial: "spatial",
-    miopenBatchNormMode_t.miopenBNPerActivation: "per_activation",
-}
+LAYOUTS = {miopenTensorLayout_t[f"miopenTensor{name.upper()}"]: name for name in (*NAMED[4], *NAMED[5])}
+MODE_WORDS = dict(zip(miopenBatchNormMode_t, BATCH_NORM_MODES, strict=True))
 
 
 class miopenTensorDescriptor_t(Object):
