@@ -130,8 +130,10 @@ class Hopper(Knobs, GpuTemplate):
         axes = (*ordered[: first + 1], *ordered[first + 2 :], ordered[first + 1])
         if kernel.src.dtype != "f32":
             inner = tuple(kernel.weight.shape[axis] for axis in axes[1:])
-            gates = gates_beside(kernel.parts, schedule.across * schedule.made, schedule.made, inner)
-            return weight_packing(kernel.weight, axes, gates=gates)
+            features = schedule.across * schedule.made
+            gates = gates_beside(kernel.parts, features, schedule.made, inner)
+            extents = (geometry.ways * features, *inner[:-1], geometry.packed_channels)
+            return weight_packing(kernel.weight, axes, extents if gates else None, gates=gates)
         weight = replace(kernel.weight, shape=geometry.conv.weight_shape) if geometry.joint else kernel.weight
         images = weight.shape[:first]
         shape = (*images, geometry.features, geometry.taps, geometry.channels)
