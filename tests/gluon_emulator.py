@@ -116,9 +116,9 @@ class Pointer:
     def __add__(self, more: Any) -> Pointer:
         return Pointer(self.memory, self.offset + more)
 
-    def to(self, dtype: Any) -> Pointer:
-        """The workspace's words as what lies there: elements of two bytes."""
-        return Pointer(self.memory, self.offset * 2)
+    def to(self, each: int) -> Pointer:
+        """The workspace's words as what lies there: so many elements each."""
+        return Pointer(self.memory, self.offset * each)
 
 
 class Mapped:
@@ -324,7 +324,7 @@ def _gluon() -> Iterator[None]:
     gluon.__dict__.update(jit=lambda function: function, language=language)
     plain = ModuleType("triton.language")
     plain.__dict__.update(
-        PropagateNan=SimpleNamespace(ALL="all"), int64=np.int64, pointer_type=lambda dtype: dtype
+        PropagateNan=SimpleNamespace(ALL="all"), int64=np.int64, pointer_type=lambda dtype: 2
     )
     names = {
         "triton": ModuleType("triton"),

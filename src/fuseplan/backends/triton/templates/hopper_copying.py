@@ -278,7 +278,8 @@ class Gathering(Copying):
 # ---- src in rows of whole units of the copy engine
 
 ACROSS_TILE, LOADED = 256, 64  # columns of a tile; registers of a thread that hold one or two elements each
-ARRIVED = 'gl.atomic_add(workspace, {}, sem="{}", scope="gpu")'
+COUNTER = f"workspace + {COUNTER_BYTES // 4 - 1}"
+ARRIVED = f'gl.atomic_add({COUNTER}, {{}}, sem="{{}}", scope="gpu")'
 ORDER = "fence.proxy.async;"  # what was stored, or waited for, the copy engine sees from here on
 THREADS = "gl.arange(0, {}, layout=gl.BlockedLayout([1], [32], [{}], [0]))"
 FENCE = f'gl.inline_asm_elementwise("{ORDER} mov.b32 $0, $1;", "=r,r", [{THREADS}], gl.int32, False, 1)'
@@ -321,10 +322,10 @@ def write_padding(text: Text, schedule: Schedule) -> None:
 def _wait_for_padding(text: Text, groups: int) -> None:
     """Waits until the groups of all programs have copied; the last program leaves the counter as it was."""
     all_groups = f"gl.num_programs(0) * {groups}"
-    with text.block(f"while gl.load(workspace, volatile=True) < {all_groups}"):
+    with text.block(f"while gl.load({COUNTER}, volatile=True) < {all_groups}"):
         text.line("pass")
     with text.block(f"if {ARRIVED.format(1, 'acquire')} == {all_groups} + gl.num_programs(0) - 1"):
-        text.line('gl.atomic_xchg(workspace, 0, sem="relaxed", scope="gpu")')
+        text.line(f'gl.atomic_xchg({COUNTER}, 0, sem="relaxed", scope="gpu")')
     text.line(FENCE.format(32, 1))
 
 
