@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ SECONDS = 10.0
 NUMBERS = ("parameter", "extent")  # slots that hold no pointer
 PACKAGE = "triton.experimental.gluon"
 _program = threading.local()
+_counting = threading.Lock()
 
 
 class Barrier:
@@ -114,6 +116,10 @@ class Pointer:
     def __add__(self, more: Any) -> Pointer:
         return Pointer(self.memory, self.offset + more)
 
+    def to(self, each: int) -> Pointer:
+        """The workspace's words as what lies there: so many elements each."""
+        return Pointer(self.memory, self.offset * each)
+
 
 class Mapped:
     """A tensor map of flat memory."""
@@ -121,7 +127,7 @@ class Mapped:
     layout = None
 
     def __init__(self, memory: NDArray[Any], told: TensorMap) -> None:
-        self.memory, self.told = memory, told
+        self.memory, self.told = memory[told.begin // dtype_of(told.dtype).itemsize :], told
         self.block_type = SimpleNamespace(shape=list(told.box), nbytes=0)
         self.dtype = np.float32
 
@@ -156,7 +162,10 @@ def _offsets(pointer: Pointer, mask: Any) -> tuple[Any, Any]:
     return np.broadcast_to(offset, held.shape), held
 
 
-def _load(pointer: Pointer, mask: Any = None, other: float = 0.0) -> NDArray[Any]:
+def _load(pointer: Pointer, mask: Any = None, other: float = 0.0, volatile: bool = False) -> NDArray[Any]:
+    if volatile:  # a program that waits for others lets them go on
+        time.sleep(0.001)
+        assert time.monotonic() < _program.until, "the programs never met"
     offset, held = _offsets(pointer, mask)
     assert (offset[held] < pointer.memory.size).all(), "a load outside of its operand"
     values = np.where(held, pointer.memory[np.where(held, offset, 0)], pointer.memory.dtype.type(other))
@@ -180,6 +189,14 @@ def _store(pointer: Pointer, value: Any, mask: Any = None) -> None:
     offset, held = _offsets(pointer, mask)
     assert (offset[held] < pointer.memory.size).all(), "a store outside of its result"
     pointer.memory[offset[held]] = np.broadcast_to(value, held.shape)[held]
+
+
+def _add(pointer: Pointer, more: float, sem: str, scope: str) -> Any:
+    """What was there before."""
+    with _counting:
+        before = pointer.memory[pointer.offset]
+        pointer.memory[pointer.offset] += more
+    return before
 
 
 def _product(a: Shared | Tile, b: Shared, acc: Any, is_async: bool = False, use_acc: Any = True) -> Any:
@@ -206,21 +223,17 @@ def _warp_specialize(
 ) -> None:
     """Runs every partition in a thread of its own; the first failure is the test's."""
     failed: list[BaseException] = []
-    index = _program.index
+    own = dict(vars(_program))
 
     def run(function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
-        _program.index = index
+        vars(_program).update(own)
         try:
             with np.errstate(over="ignore", divide="ignore"):  # as on the device: exp(100), log(0)
                 function(*arguments)
         except BaseException as error:
             failed.append(error)
 
-    threads = [threading.Thread(target=run, args=part) for part in parts]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    _run_all([threading.Thread(target=run, args=part) for part in parts])
     if failed:
         raise failed[0]
 
@@ -251,14 +264,17 @@ def _language() -> ModuleType:
         NVMMASharedLayout=lambda *_: None, DotOperandLayout=lambda *_: None, erf=_erf,
         BlockedLayout=lambda *_: None, SwizzledSharedLayout=lambda *_: None,
         convert_layout=lambda value, layout, assert_trivial=False: value,
-        inline_asm_elementwise=_rounded,
+        inline_asm_elementwise=_instruction, atomic_add=_add, num_programs=lambda axis: _program.count,
+        atomic_xchg=lambda pointer, value, sem, scope: _store(pointer, value),
         cast=lambda x, dtype: np.asarray(x).astype(dtype).view(Tile),
     )  # fmt: skip
     return gl
 
 
-def _rounded(asm: str, constraints: str, values: Sequence[Tile], *_: Any) -> Tile:
-    """The one instruction that kernels name: rounding to TF32."""
+def _instruction(asm: str, constraints: str, values: Sequence[Tile], *_: Any) -> Tile:
+    """The instructions that kernels name: rounding to TF32, and the order of stores before copies."""
+    if asm.startswith("fence.proxy.async;"):
+        return values[0]
     assert asm.startswith("cvt.rna.tf32.f32")
     return Rounded().of(values[0]).view(Tile)
 
@@ -307,7 +323,9 @@ def _gluon() -> Iterator[None]:
     gluon, language = ModuleType(PACKAGE), _language()
     gluon.__dict__.update(jit=lambda function: function, language=language)
     plain = ModuleType("triton.language")
-    plain.__dict__.update(PropagateNan=SimpleNamespace(ALL="all"), int64=np.int64)
+    plain.__dict__.update(
+        PropagateNan=SimpleNamespace(ALL="all"), int64=np.int64, pointer_type=lambda dtype: 2
+    )
     names = {
         "triton": ModuleType("triton"),
         "triton.language": plain,
@@ -339,6 +357,25 @@ def run(source: Source, memories: Sequence[Any]) -> None:
         Mapped(memory, slot.map) if slot.map else memory if slot.kind in NUMBERS else Pointer(memory)
         for slot, memory in zip(source.slots, memories, strict=True)
     ]
-    for index in range(source.grid[0]):
-        _program.index = index
-        space[source.entry](*arguments)
+    failed: list[BaseException] = []
+
+    def program(index: int) -> None:
+        vars(_program).update(index=index, count=source.grid[0], until=time.monotonic() + SECONDS)
+        try:
+            space[source.entry](*arguments)
+        except BaseException as error:
+            failed.append(error)
+
+    programs = [threading.Thread(target=program, args=(index,)) for index in range(source.grid[0])]
+    together = len(programs) if dict(source.options).get("cooperative") else 1
+    for first in range(0, len(programs), together):
+        _run_all(programs[first : first + together])
+    if failed:
+        raise failed[0]
+
+
+def _run_all(threads: Sequence[threading.Thread]) -> None:
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()

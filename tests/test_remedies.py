@@ -180,12 +180,10 @@ def test_remedies_name_rules_templates_and_arguments() -> None:
 @pytest.mark.parametrize(
     ("plan", "padded", "got"),
     [
-        ("bf16[64x60] -> matmul(64)", "bf16[64x64] -> matmul(64)", "60 channels"),
-        ("bf16[64x64] -> matmul(60)", "bf16[64x64] -> matmul(64)", "60 features"),
         (
-            "f16[64x64, strides=65:1] -> matmul(64)",
-            "f16[64x64, strides=72:1] -> matmul(64)",
-            "a stride of 65",
+            "bf16[1x56x8x8, nhwc] -> conv2d(32, kernel=3, groups=2)",
+            "bf16[1x64x8x8, nhwc] -> conv2d(32, kernel=3, groups=2)",
+            "28 channels",
         ),
     ],
 )

@@ -30,6 +30,12 @@ PLANS = (
     "f32[4x64x33x40] -> conv_transpose2d(64, kernel=4, stride=2, padding=1, precision=tf32) -> bias",
     "f32[2x3x17x33x32] -> conv3d(24, kernel=3, precision=tf32) -> bias",
     "f32[1000x520] -> matmul(1304, precision=tf32) -> bias",
+    "bf16[4100x523] -> matmul(1304) -> bias -> gelu(approximate=tanh)",
+    "f16[4100x522] -> linear(1303) -> bias -> add -> relu",
+    "bf16[4100x520] -> matmul(1306) -> bias -> save(kept) -> gelu",
+    "f16[3x700x333] -> matmul(250, batched=True) -> bias",
+    "bf16[7x31x29x29, nhwc] -> conv2d(66, kernel=3, padding=1) -> bias -> batch_norm -> add -> relu",
+    "f32[1000x521] -> matmul(1303, precision=tf32) -> bias",
 )
 
 

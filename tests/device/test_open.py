@@ -26,6 +26,7 @@ LARGE = (
     "f16[*x64x56x56, nhwc] -> batch_norm -> add -> relu",
     "bf16[*x512x768] -> linear(3072) -> bias -> gelu",
     "f32[*x1024] -> linear(256) -> bias",
+    "f16[*x1283] -> linear(771) -> bias",
     "f16[*x64x28x28, nhwc] -> conv2d(64, kernel=3, padding=1) -> bias -> relu",
     "f16[*x64x28x28] -> conv2d(64, kernel=3, padding=1) -> bias -> relu",
 )

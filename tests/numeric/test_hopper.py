@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 import gluon_emulator
 from fuseplan.backends.triton.templates.hopper import Hopper
-from fuseplan.kernels.emit import Source
+from fuseplan.kernels.emit import COUNTER_BYTES, Source
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.lower import lower
 from fuseplan.kernels.match import match
@@ -39,9 +39,26 @@ PLANS = (
     "f16[2x8x5x6x7, ndhwc] -> conv3d(16, kernel=3, padding=1) -> bias -> batch_norm(per_activation)",
     "f16[2x16x6x6, strides=1152:1:192:32] -> conv2d(16, kernel=1) -> bias -> relu",
     "f16[70x40] -> linear(144) -> glu(silu, gate=first)",
+    "f16[70x41] -> matmul(72) -> bias -> relu",
+    "f16[70x42] -> matmul(73) -> bias -> add -> relu",
+    "bf16[70x300] -> linear(75) -> bias -> save(kept) -> add -> gelu",
+    "bf16[70x40] -> matmul(74) -> elementwise('x * index(c)') -> mul_along((0,))",
+    "f16[70x44] -> linear(154) -> glu(silu, gate=first)",
+    "bf16[70x43] -> linear(144) -> bias -> glu(gelu, gate=first, interleaved=True)",
+    "f16[3x20x13] -> linear(72) -> bias -> mul_along((0, 1)) -> add_along((1, 2), alpha2=-1)",
+    "f16[3x40x15] -> matmul(25, batched=True) -> bias",
+    "f16[2x9x9x7, nhwc] -> conv2d(23, kernel=3, padding=1) -> bias -> batch_norm -> add -> relu",
+    "bf16[2x10x9x7, nhwc] -> conv2d(24, kernel=1, stride=2) -> bias -> relu",
+    "f16[70x40, strides=44:1] -> matmul(72)",
+    "f16[70x41, strides=48:1] -> matmul(72)",
+    "f16[2x16x6x6, strides=1155:1:192:32] -> conv2d(16, kernel=1) -> bias -> relu",
+    "f16[1x41] -> matmul(72) -> bias",
+    "bf16[2x64x5x5, strides=1625:1:325:65] -> conv2d(64, kernel=3, padding=1, groups=2) -> bias -> relu",
     "bf16[200x64] -> linear(272) -> bias -> glu(gelu, gate=first, interleaved=True) -> mul_along((0,))",
     "f16[2x16x9x7, nhwc] -> conv2d(48, kernel=3, padding=1) -> batch_norm -> glu(axis=c) -> add -> relu",
     "f32[70x40] -> matmul(72, precision=tf32) -> bias -> relu",
+    "f32[70x41] -> matmul(71, precision=tf32) -> bias -> relu",
+    "f32[2x24x9x37] -> conv2d(41, kernel=3, precision=tf32) -> save(kept) -> relu",
     "f32[3x40x16] -> matmul(24, batched=True, precision=tf32) -> bias",
     "f32[2x13x9x7, nhwc] -> conv2d(40, kernel=3, padding=1, precision=tf32) -> bias -> batch_norm -> add",
     "f32[2x24x9x37] -> conv2d(41, kernel=3, precision=tf32) -> bias -> batch_norm(per_activation) -> add",
@@ -58,6 +75,8 @@ PLANS = (
 
 OPEN = (
     "f16[*x40] -> matmul(136) -> bias -> relu",
+    "f16[*x41] -> matmul(135) -> bias -> relu",
+    "bf16[*x9x9x7, nhwc] -> conv2d(40, kernel=3, padding=1) -> bias -> batch_norm -> add -> relu",
     "bf16[*x24x9x7, nhwc] -> conv2d(40, kernel=3, padding=1) -> bias -> batch_norm -> add -> relu",
     "f16[*x16x5x6, nhwc] -> conv2d(16, kernel=3, padding=1, groups=2) -> batch_norm(per_activation)",
     "bf16[*x40] -> linear(400) -> bias -> glu(silu, gate=first)",
@@ -124,6 +143,8 @@ def emulated(
     made = {key: np.full(kernel.dst.span, np.nan, np.float32) for key in ("", *_saved(plan))}
     values = {each.key: each.value for each in plan.parameters}
     memories: list[Any] = []
+    room = np.full(source.workspace(1) // 2, np.nan, np.float32)  # elements of two bytes
+    room[: COUNTER_BYTES // 2] = 0
     for slot in source.slots:
         if slot.kind == "src":
             memories.append(stored(arrays["src"], kernel.src.element_strides))
@@ -131,6 +152,8 @@ def emulated(
             memories.append(made[slot.key])
         elif slot.kind == "parameter":
             memories.append(values[slot.key])
+        elif slot.kind == "workspace":
+            memories.append(room)
         elif slot.kind == "extent":
             memories.append(gluon_emulator.Number(plan.src.shape[0]))
         elif not kernel.operand(slot.key).packed:
@@ -142,6 +165,7 @@ def emulated(
             packed = packing.of(arrays[slot.key])
             memories.append(np.ravel(packed).astype(np.float32))
     gluon_emulator.run(source, memories)
+    assert not room[: COUNTER_BYTES // 2].any(), "counters are left zero"
     places = offsets(kernel.dst.shape, kernel.dst.element_strides)
     return {key: each[places] for key, each in made.items()}
 

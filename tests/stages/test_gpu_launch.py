@@ -203,6 +203,19 @@ def test_each_stream_has_a_workspace(driver: FakeDriver) -> None:
     assert [launch.stream for launch in driver.launches] == [7, 7, 9, 9]
 
 
+def test_a_map_of_the_workspace_begins_behind_the_counters(driver: FakeDriver) -> None:
+    mapped = TensorMap("f32", (64, 64), (64, 1), (32, 32), (1, 1), begin=4096)
+    slots = (Slot("workspace", map=mapped), Slot("dst"), Slot("workspace"))
+    body = "tl.store(dst, tl.sum(a.load([0, 0])) + tl.load(workspace))"
+    source = elementwise(body, slots, "a, dst, workspace", workspace_bytes=96)
+    types = ("tensordesc<fp32[32, 32]>", "*fp32", "*i32")
+    block = load(source, compiler.compile_source(source, types, SM_90).pack(), Queue()).block(1)
+    block.words[1] = 1 << 20
+    block.launch()
+    copied, _, workspace = driver.launches[0].arguments
+    assert copied.encoded.address == workspace + 4096
+
+
 def test_a_cooperative_launch(driver: FakeDriver) -> None:
     options = (("num_warps", 8), ("cooperative", 1))
     source = elementwise("tl.store(dst, 1)", (Slot("dst"),), "dst", options=options, grid=(3, 2, 1))

@@ -110,3 +110,12 @@ def test_the_cost_falls_with_the_work() -> None:
     assert choice.seconds(small, TARGET) < choice.seconds(large, TARGET)
     more = replace(TARGET, processors=264)
     assert choice.seconds(large, more) < choice.seconds(large, TARGET)
+
+
+def test_rows_of_a_gated_weight_begin_with_a_sector() -> None:
+    kernel = lowered("bf16[256x1000] -> linear(512) -> glu(silu, gate=first)")
+    choice = Hopper((128,), 256, 64, 4, together=True)
+    assert Geometry(kernel).weight_map(256, 64).strides == (1008, 1008, 1)
+    assert choice.packed_weight(kernel).extents == (512, 1, 1008)
+    plain = lowered("bf16[256x1000] -> linear(512)")  # read as it is, where nothing has to be put in order
+    assert choice.packed_weight(plain).extents == (512, 1, 1000)

@@ -24,8 +24,8 @@ class TensorMap:
         strides: distance between neighbours along each axis.
         box: extents of what one copy moves.
         steps: distance between the elements of a box along each axis; all 1 unless a convolution strides.
-        per_extent: elements of one axis for each element along the open axes; 0: all extents are known.
-        axis: that axis.
+        per_extent, axis: elements of that axis for each one along the open axes; 0: all extents are known.
+        begin: bytes from the slot's memory to the tensor.
     """
 
     dtype: str
@@ -35,6 +35,7 @@ class TensorMap:
     steps: tuple[int, ...]
     per_extent: int = 0
     axis: int = 0
+    begin: int = 0
 
     def at(self, extent: int) -> TensorMap:
         """The map of launches on that extent of the open axes."""

@@ -35,12 +35,13 @@ class MapEncoding:
     A box's extents are what the copy spans, so that a step of 2 doubles them.
     """
 
-    __slots__ = ("box", "dtype", "extents", "rank", "steps", "strides", "swizzle")
+    __slots__ = ("begin", "box", "dtype", "extents", "rank", "steps", "strides", "swizzle")
 
     def __init__(self, mapped: TensorMap, layout: MapLayout) -> None:
         size = dtype_of(mapped.dtype).itemsize
         spans = [extent * step for extent, step in zip(layout.box, mapped.steps, strict=True)]
         self.dtype, self.rank, self.swizzle = ELEMENTS[mapped.dtype], len(mapped.shape), layout.swizzle
+        self.begin = mapped.begin
         self.extents = _reversed(ctypes.c_uint64, mapped.shape)
         self.strides = _reversed(ctypes.c_uint64, [stride * size for stride in mapped.strides[:-1]])
         self.box = _reversed(ctypes.c_uint32, spans)

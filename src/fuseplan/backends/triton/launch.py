@@ -289,7 +289,7 @@ def _encoded(kernel: LoadedKernel, mapped: _Mapped, word: int) -> int:
     """
     room = mapped.room(word)
     with kernel.driver.current(kernel.queue.device):
-        status = kernel.driver.encode(room, mapped.encoding, word & UNSIGNED)
+        status = kernel.driver.encode(room, mapped.encoding, (word & UNSIGNED) + mapped.encoding.begin)
     if status:
         mapped.drop(word)
         slot = kernel.source.slots[mapped.place]

@@ -37,6 +37,7 @@ class Writer(ABC):
         programs: of a launch; with an open extent, how they follow from it.
         options: what the toolchain is told.
         workspace_bytes: of a launch; 0 where it has no workspace.
+        workspace_bytes_per_extent: more of them for each element along open axes.
         parts: programs along the grid's second axis.
     """
 
@@ -46,7 +47,7 @@ class Writer(ABC):
     tensors: tuple[Slot, ...]
     programs: int | Programs
     options: tuple[tuple[str, int], ...]
-    workspace_bytes = 0
+    workspace_bytes = workspace_bytes_per_extent = 0
     parts = 1
 
     def __init__(self, kernel: Kernel, title: str) -> None:
@@ -82,6 +83,7 @@ class Writer(ABC):
             self.entry,
             self.slots,
             workspace_bytes=self.workspace_bytes,
+            workspace_bytes_per_extent=self.workspace_bytes_per_extent,
             language=self.language,
             grid=(programs if isinstance(programs, int) else 1, self.parts, 1),
             options=self.options,

@@ -8,7 +8,7 @@ from fuseplan.backends.parts import gates_beside
 from fuseplan.kernels.kernel import Kernel, KernelOperand
 from fuseplan.kernels.packing import Packing, Pad, Step, Transpose, storage_axes
 from fuseplan.kernels.target import Target
-from fuseplan.kernels.template import Template
+from fuseplan.kernels.template import Template, Traffic, moved_once
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,13 @@ class GpuTemplate(Template):
         if operand.role == "between" and operand.is_channel and kernel.parts:
             ordered = gates_beside(kernel.parts, kernel.parts.extent, 1)
         return Packing(operand.shape, kernel.compute_dtype, ordered)
+
+    def traffic(self, kernel: Kernel, target: Target) -> Traffic:
+        return moved_once(kernel, self.kept_bytes(kernel))
+
+    def kept_bytes(self, kernel: Kernel) -> int:
+        """Bytes of the workspace that a launch writes and reads again."""
+        return 0
 
     def packed_weight(self, kernel: Kernel) -> Packing:
         """How the kernel reads a weight."""

@@ -15,7 +15,7 @@ from fuseplan.backends.triton.templates.attention_writer import FEW, AttentionWr
 from fuseplan.kernels.emit import COUNTER_BYTES, Source
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.target import Target
-from fuseplan.kernels.template import Accuracy, Template, Traffic, accuracy_claim, moved_once
+from fuseplan.kernels.template import Accuracy, Template, accuracy_claim
 from fuseplan.language.attend import Attend
 from fuseplan.language.dtypes import FACTORS, dtype_of
 from fuseplan.messages.reasons import Claim, Reason, claim
@@ -137,9 +137,8 @@ class GpuAttention(AttentionKnobs):
             return loading + HALVES * (self.rows * size + self.keys * max(size, features))
         return item * (self.stages * self.keys * (size + features) + self.rows * size)
 
-    def traffic(self, kernel: Kernel, target: Target) -> Traffic:
-        sums = AttentionWriter(self, kernel, self.text).workspace_bytes
-        return moved_once(kernel, sums)
+    def kept_bytes(self, kernel: Kernel) -> int:
+        return AttentionWriter(self, kernel, self.text).workspace_bytes
 
     def seconds(self, kernel: Kernel, target: Target) -> float:
         made, rates = kernel.attention, model.rates(target)

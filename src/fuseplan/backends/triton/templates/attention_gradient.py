@@ -15,7 +15,6 @@ from fuseplan.backends.triton.templates.attention_rows import padded
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.target import Target
-from fuseplan.kernels.template import Traffic, moved_once
 from fuseplan.language.attend import AttendGradient
 from fuseplan.language.dtypes import dtype_of
 
@@ -94,9 +93,6 @@ class GpuAttentionGradient(GpuAttention):
         made, item = kernel.attention, kernel.src.itemsize
         row = padded(made.size) + padded(made.features)
         return item * (row * (self.stages * self.keys + self.rows) + 2 * self.rows * self.keys)
-
-    def traffic(self, kernel: Kernel, target: Target) -> Traffic:
-        return moved_once(kernel)
 
     def _work(self, kernel: Kernel) -> tuple[int, float, float]:
         made, heads = kernel.attention, Heads.of(kernel, 0)

@@ -23,13 +23,12 @@ from fuseplan.backends.triton.templates.hopper_tiles import (
     MOST_AXES,
     MOST_STEP,
     Geometry,
-    strides_fit,
+    row_of,
 )
 from fuseplan.backends.triton.templates.hopper_writer import HopperWriter
-from fuseplan.backends.triton.templates.product_tiles import MAP_BYTES
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel
-from fuseplan.kernels.packing import Packing, Pad, Reshape, Rounded, Transpose
+from fuseplan.kernels.packing import Packing, Pad, Reshape, Rounded
 from fuseplan.kernels.target import Target
 from fuseplan.kernels.template import Accuracy, Template, accuracy_claim, contraction_claims, layout_claims
 from fuseplan.kernels.transposed import by_features
@@ -46,11 +45,14 @@ class Hopper(Knobs, GpuTemplate):
     reads:  src and weight once per tile from the L2 into shared memory (src again for each tap), each operand
             once; `resident` weights once per program
     writes: dst once, by copies from shared memory; from registers where channels are first
-    chosen: on sm_90, wherever the copy engine can read src, and for f32 with precision=tf32
+    chosen: on sm_90 with channels last, and for f32 with precision=tf32
 
     One warp copies boxes of src and of the weight into a ring in shared memory; zeros come in for padding.
     Groups of four warps multiply them. Groups share a tile, or take tiles in turn: one group finishes its
     tile while another multiplies.
+
+    Where the copy engine does not take the strides of src, all groups copy it to the workspace first, and
+    the first copies wait for them. Registers write dst where its rows are no whole units.
 
     Of f32, four warps load src, round it to TF32 and store it into the ring: channels may be first, of any
     number and at any stride. Few channels are summed over together with the taps of the last axis. The
@@ -99,17 +101,10 @@ class Hopper(Knobs, GpuTemplate):
         yield claim(rank <= MOST_AXES, Reason.COPY_AXES, got=f"{rank} axes", operator=step)
         if is_half:
             yield from _copy_claims(kernel)
-        elif not Geometry(kernel).scatters:
-            odd = contraction.features % (MAP_BYTES // kernel.dst.itemsize)
-            told, want = (
-                f"{contraction.features} features",
-                f"multiples of {MAP_BYTES // kernel.dst.itemsize}",
-            )
-            yield claim(not odd, Reason.COPY_ALIGNMENT, got=told, want=want, operator=step)
         found = next(choices(kernel, target), None) is not None
         yield claim(found, Reason.GROUP_TILES, got=f"groups={contraction.groups}", operator=step)
         exact = is_rounded and accuracy == "strict"
-        yield accuracy_claim(_bound(kernel), product_cost.bound(kernel, "ieee") if exact else accuracy)
+        yield accuracy_claim(cls.bound(kernel), product_cost.bound(kernel, "ieee") if exact else accuracy)
 
     @classmethod
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
@@ -124,66 +119,50 @@ class Hopper(Knobs, GpuTemplate):
         """
         geometry = Geometry(kernel)
         if geometry.is_turned:
-            return weight_packing(kernel.weight, (0, 1))
+            return weight_packing(kernel.weight, (0, 1), (geometry.channels, row_of(geometry.features)))
         schedule, first = self.schedule(kernel), int(kernel.contraction.weight_per_batch)
         ordered = kernel.weight.axes
         axes = (*ordered[: first + 1], *ordered[first + 2 :], ordered[first + 1])
-        if kernel.src.dtype != "f32":
-            inner = tuple(kernel.weight.shape[axis] for axis in axes[1:])
-            gates = gates_beside(kernel.parts, schedule.across * schedule.made, schedule.made, inner)
-            return weight_packing(kernel.weight, axes, gates=gates)
         weight = replace(kernel.weight, shape=geometry.conv.weight_shape) if geometry.joint else kernel.weight
-        images = weight.shape[:first]
-        shape = (*images, geometry.features, geometry.taps, geometry.channels)
-        steps = Transpose(axes), Reshape(shape), Pad((*shape[:-1], geometry.packed_channels)), Rounded()
-        packed = Packing(weight.shape, weight.dtype, steps)
-        return (
-            packed.behind(by_features(kernel.weight, kernel.contraction, last=False))
-            if geometry.joint
-            else packed
-        )
+        inner = tuple(weight.shape[axis] for axis in axes[1:])
+        gates = gates_beside(kernel.parts, schedule.across * schedule.made, schedule.made, inner)
+        packed = weight_packing(weight, axes, gates=gates)
+        shape = (*packed.extents[: first + 1], geometry.taps, geometry.channels)
+        last = Reshape(shape), Pad((*shape[:-1], geometry.packed_channels)), *[Rounded()] * geometry.gathers
+        packed = replace(packed, steps=(*packed.steps, *last))
+        if geometry.joint:
+            packed = packed.behind(by_features(kernel.weight, kernel.contraction, last=False))
+        return packed
 
     def schedule(self, kernel: Kernel) -> Schedule:
         """What follows from the choice for a kernel."""
         return Schedule(self, Geometry(kernel, self.reaching))
 
+    def kept_bytes(self, kernel: Kernel) -> int:
+        return self.schedule(kernel).padded_bytes
+
     def seconds(self, kernel: Kernel, target: Target) -> float:
         return seconds(self.schedule(kernel), target)
 
-    def error_bound(self, kernel: Kernel) -> float:
-        """A tensor core drops the bits below a sum's 23rd: the number of products times 2^-23."""
-        return _bound(kernel)
+    @staticmethod
+    def bound(kernel: Kernel) -> float:
+        """Two units a product, in any order: tensor cores add with 23 fraction bits and cut what is below."""
+        return product_cost.bound(kernel, "native" if kernel.src.dtype != "f32" else "tf32")
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
         return HopperWriter(self.schedule(kernel), target.processors, self.text).source(target)
 
 
-def _bound(kernel: Kernel) -> float:
-    """The error bound of a sum of products in f32, in any order: two units a product.
-
-    Tensor cores add with at least 23 fraction bits and cut what is below.
-    """
-    return product_cost.bound(kernel, "native" if kernel.src.dtype != "f32" else "tf32")
-
-
 def _copy_claims(kernel: Kernel) -> Iterator[Claim]:
     """The copy engine reads src and writes dst."""
     step, contraction = kernel.centre_step, kernel.contraction
-    last = _channels_last(kernel)
+    last = kernel.src.element_strides[1] == 1 and Geometry(kernel).is_beside
     yield claim(last, Reason.CHANNELS_FIRST, got=str(kernel.src), operator=step)
-    sizes = {"channels": contraction.channels_per_group, "features": Geometry(kernel).features}
-    odd = [f"{count} {name}" for name, count in sizes.items() if count % ALIGNED]
-    odd += [f"a stride of {stride} in src" for stride in strides_fit(kernel.src)]
-    want = f"multiples of {ALIGNED}"
-    yield claim(not odd, Reason.COPY_ALIGNMENT, got=next(iter(odd), None), want=want, operator=step)
+    odd = contraction.groups > 1 and contraction.channels_per_group % ALIGNED > 0
+    got, want = f"{contraction.channels_per_group} channels", f"multiples of {ALIGNED}"
+    yield claim(not odd, Reason.COPY_ALIGNMENT, got=got, want=want, operator=step)
     steps = max(contraction.stride, default=1)
     yield claim(steps <= MOST_STEP, Reason.COPY_STEP, got=f"stride={steps}", operator=step)
-
-
-def _channels_last(kernel: Kernel) -> bool:
-    """Whether the channels of a position lie side by side in src and dst."""
-    src, dst = kernel.src, kernel.dst
-    return src.element_strides[1] == 1 and (dst.is_channels_last or dst.element_strides[1] == 1)
 
 
 SHARED_BYTES = 227 * 1024  # what one program may have; two on one processor have half each
@@ -208,6 +187,9 @@ SHARED_READS = 38.0  # of 64 x 64 products: those of 128 columns are as fast as 
 # Seconds of the loads that a thread has under way, with channels last, and first: four times as many then.
 LOADED_LAST, LOADED_FIRST = 0.9e-6, 1.6e-6
 BETWEEN_LINES = 1.25  # copies of rows that begin inside of a line of the L2, over copies of whole lines
+SCATTERED = 20  # instructions for an element that registers store along features
+COPIED = 3.2  # for each byte of the copy of src: as long as so many take through memory
+MEETING = 3.0e-6  # of all programs, behind their copies of src
 HIDDEN = 0.3  # of the shorter of arithmetic and memory shows beside the longer
 
 
@@ -238,7 +220,9 @@ def seconds(schedule: Schedule, target: Target) -> float:
     beside = knobs.groups if schedule.takes_turns else knobs.programs
     inside = max(tiles * summing, ceil_div(tiles, beside) * (summing + finishing)) + finishing
     memory = _moved(schedule, target) / model.rates(target).memory
-    return max(inside, memory) + HIDDEN * min(inside, memory) + LATENCY + model.LAUNCH_SECONDS
+    padding = COPIED * schedule.padded_bytes / model.rates(target).memory
+    padding += MEETING * schedule.geometry.is_padded
+    return max(inside, memory) + HIDDEN * min(inside, memory) + padding + LATENCY + model.LAUNCH_SECONDS
 
 
 def _moved(schedule: Schedule, target: Target) -> float:
@@ -265,7 +249,9 @@ def _summing(schedule: Schedule) -> float:
     if schedule.geometry.gathers:
         return max(products, schedule.blocks * _loading(schedule))
     flying = knobs.programs * knobs.stages * schedule.stage_bytes / LATENCY
-    moved = schedule.stage_bytes * (1.0 if _are_whole_lines(schedule.kernel) else BETWEEN_LINES)
+    # rows of a product begin with a line of the L2, or between two; those of taps share lines
+    is_whole = schedule.geometry.taps > 1 or schedule.geometry.pitch * schedule.itemsize % LINE_BYTES == 0
+    moved = schedule.stage_bytes * (1.0 if is_whole else BETWEEN_LINES)
     copies = schedule.blocks * moved / min(L2_BYTES_A_SECOND, flying)
     return max(products, copies)
 
@@ -279,15 +265,9 @@ def _loading(schedule: Schedule) -> float:
     return max(batches * (LOADED_LAST if step == 1 else LOADED_FIRST), weights / L2_BYTES_A_SECOND)
 
 
-def _are_whole_lines(kernel: Kernel) -> bool:
-    """Whether the rows of a product begin with a line of the L2; those of taps share lines."""
-    contraction = kernel.contraction
-    return prod(contraction.kernel) > 1 or contraction.channels * kernel.src.itemsize % LINE_BYTES == 0
-
-
 def _finishing(schedule: Schedule) -> float:
     """Seconds for what a group does after the sum."""
-    steps = 4 + 3 * schedule.geometry.functions
+    steps = 4 + 3 * schedule.geometry.functions + SCATTERED * schedule.scatters_features
     elements = prod(schedule.own) * schedule.own_columns
     return elements / 128 * steps / STEPS_A_SECOND + TILE_SECONDS
 

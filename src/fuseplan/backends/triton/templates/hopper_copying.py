@@ -5,13 +5,28 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import product
-from math import prod
+from math import gcd, prod
 
 from fuseplan.backends.triton.elementwise import argument
-from fuseplan.backends.triton.index import ACROSS, ALL, DOWN, WIDE, Index, as_index, ceil_div, digits, number
+from fuseplan.backends.triton.index import (
+    ACROSS,
+    ALL,
+    DOWN,
+    WIDE,
+    Index,
+    as_index,
+    ceil_div,
+    digits,
+    number,
+    offset,
+    power_of_two,
+)
+from fuseplan.backends.triton.shell import of_launch
+from fuseplan.backends.triton.storage import named
 from fuseplan.backends.triton.templates.hopper_schedule import Schedule, advance, widened
+from fuseplan.backends.triton.templates.product_tiles import row_axes
 from fuseplan.backends.triton.text import Text
-from fuseplan.kernels.emit import Slot
+from fuseplan.kernels.emit import COUNTER_BYTES, Slot
 
 
 def swizzled(schedule: Schedule, rank: int) -> str:
@@ -43,7 +58,8 @@ class Copying:
         more = ["src_more"] if self.knobs.reaching and not self.geometry.gathers else []
         held = ["held"] if self.knobs.resident else []
         rings = ("src_ring", "weight_ring", "empty", "full")
-        self.names = ["src", *more, self.weight, *rings, *held, *schedule.given]
+        room = ["workspace"] * self.geometry.is_padded
+        self.names = ["src", *more, self.weight, *rings, *held, *room, *schedule.given]
 
     def write(self) -> None:
         """The function `produce`."""
@@ -63,6 +79,8 @@ class Copying:
 
     def begin(self) -> None:
         """What comes before the first tile."""
+        if self.geometry.is_padded:
+            _wait_for_padding(self.text, self.knobs.groups)
 
     def _hold_weight(self) -> None:
         """Copies the weight of the program's features, once for all of its tiles."""
@@ -255,3 +273,62 @@ class Gathering(Copying):
             f"{read} = {ROUNDED.format(read)}",
             f"src_ring.index({at}).reinterpret(gl.float32, {shape}, lines).store({read})",
         )
+
+
+# ---- src in rows of whole units of the copy engine
+
+ACROSS_TILE, LOADED = 256, 64  # columns of a tile; registers of a thread that hold one or two elements each
+COUNTER = f"workspace + {COUNTER_BYTES // 4 - 1}"
+ARRIVED = f'gl.atomic_add({COUNTER}, {{}}, sem="{{}}", scope="gpu")'
+ORDER = "fence.proxy.async;"  # what was stored, or waited for, the copy engine sees from here on
+THREADS = "gl.arange(0, {}, layout=gl.BlockedLayout([1], [32], [{}], [0]))"
+FENCE = f'gl.inline_asm_elementwise("{ORDER} mov.b32 $0, $1;", "=r,r", [{THREADS}], gl.int32, False, 1)'
+
+
+def write_padding(text: Text, schedule: Schedule) -> None:
+    """Writes a group's part of the copy of src to the workspace; there, rows begin at multiples of 16 bytes.
+
+    Between the rows nothing is read: a box ends with the channels.
+    """
+    kernel, geometry = schedule.kernel, schedule.geometry
+    pitch, groups, axes = geometry.pitch, schedule.knobs.groups, row_axes(kernel.src, 1)
+    wide = gcd(4, *(stride for _, stride in axes))
+    lanes = min(32, power_of_two(ceil_div(pitch, wide)))
+    columns = min(ACROSS_TILE, power_of_two(pitch))
+    height = LOADED * min(wide, 2) * 128 // columns
+    rows = of_launch(kernel, geometry.conv.batch * prod(kernel.src.spatial))
+    tiles, across = ceil_div(rows, height), ceil_div(pitch, columns)
+    is_wide = kernel.open_axis is not None or geometry.src.span + kernel.src.span >= WIDE
+    text.line(
+        f"# src in rows of {pitch}",
+        f"beside: gl.constexpr = gl.BlockedLayout([1, {wide}], [{32 // lanes}, {lanes}], [4, 1], [1, 0])",
+        f"padded = (workspace + {COUNTER_BYTES // 4}).to(tl.pointer_type({named(kernel.src.dtype, 'gl')}))",
+    )
+    first = Index("gl.program_id(0)") + number("group", groups) * Index("gl.num_programs(0)")
+    with text.block(f"for tile in range({first}, {tiles * across}, {Index('gl.num_programs(0)') * groups})"):
+        tile = number("tile", tiles * across)
+        row = text.index("row", tile // across * height + _along(height, 1))
+        column = text.index("column", tile % across * columns + _along(columns, 0))
+        mask = text.mask("mask", (row < rows).at(DOWN) & (column < geometry.conv.channels).at(ACROSS))
+        row = row.wide(is_wide)
+        lying, to = offset(row, axes) if axes else row, row * pitch
+        text.line(
+            f"read = gl.load(given + {lying.at(DOWN).atom} + {column.at(ACROSS)}{mask.guard()})",
+            f"gl.store(padded + {to.at(DOWN).atom} + {column.at(ACROSS)}, read{mask.guard('')})",
+        )
+    text.line(FENCE.format(128, 4), "gl.barrier()", ARRIVED.format(1, "release"))
+
+
+def _wait_for_padding(text: Text, groups: int) -> None:
+    """Waits until the groups of all programs have copied; the last program leaves the counter as it was."""
+    all_groups = f"gl.num_programs(0) * {groups}"
+    with text.block(f"while gl.load({COUNTER}, volatile=True) < {all_groups}"):
+        text.line("pass")
+    with text.block(f"if {ARRIVED.format(1, 'acquire')} == {all_groups} + gl.num_programs(0) - 1"):
+        text.line(f'gl.atomic_xchg({COUNTER}, 0, sem="relaxed", scope="gpu")')
+    text.line(FENCE.format(32, 1))
+
+
+def _along(count: int, lacking: int) -> Index:
+    layout = f"gl.SliceLayout({lacking}, beside)"
+    return Index(f"gl.arange(0, {count}, layout={layout})", 0, count - 1, is_vector=True)

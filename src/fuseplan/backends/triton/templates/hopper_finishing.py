@@ -47,12 +47,14 @@ class Finishing:
 
     @property
     def _lying(self) -> str:
-        """Neighbouring threads store neighbouring positions."""
+        """Neighbouring threads store neighbours in memory: features, or positions."""
         down = min(4, max(1, prod(self.schedule.part) // 32))
-        shapes, order = ["[1, 1]", "[32, 1]", f"[{down}, {4 // down}]"], "[0, 1]"
-        if self.knobs.swapped:
-            shapes, order = ["[1, 1]", "[1, 32]", f"[{4 // down}, {down}]"], "[1, 0]"
-        return f"gl.BlockedLayout({', '.join(shapes)}, {order})"
+        shapes = [1, 1], [32, 1], [down, 4 // down], [0, 1]
+        if self.geometry.is_beside:
+            lanes = min(32, self.schedule.part_columns // 2)
+            shapes = [1, 2], [32 // lanes, lanes], [4, 1], [1, 0]
+        told = (str(each[::-1] if self.knobs.swapped else each) for each in shapes)
+        return f"gl.BlockedLayout({', '.join(told)})"
 
     # ---- before the sum
 
@@ -182,10 +184,14 @@ class Finishing:
             column: its features.
             known: what is known of them.
         """
-        lying = replace(self._place(at, column), held=self._read(place), known=known)
+        offsets, mask = self._lies(at) if self.geometry.scatters else ("", ALL)
+        held = self._loaded(offsets, mask) if self.schedule.scatters_features else self._read(place)
+        lying = replace(self._place(at, column), held=held, known=known)
         made = self.epilogue.apply(self._met(totals, column), lying)
         if self.geometry.scatters:
-            self._scatter(self.epilogue.stored(made), at)
+            for tensor, value in self.epilogue.outputs(made).items():
+                stored = f"gl.convert_layout({value}, lying){mask.guard('')}"
+                self.text.line(f"gl.store({tensor} + {offsets}, {stored})")
             return
         for place_of, (tensor, value) in enumerate(self.epilogue.outputs(made).items()):
             if place_of:
@@ -198,8 +204,18 @@ class Finishing:
                 f"tma.async_store({tensor}, [{_listed(at)}], dst_tiles.index(slot))",
             )
 
-    def _scatter(self, made: str, at: list[Index]) -> None:
-        """Stores a part, in long runs of memory."""
+    def _loaded(self, offsets: str, mask: Mask) -> dict[str, str]:
+        """Names of the parts of operands that are loaded as dst is stored, where products have the sums."""
+        found = {}
+        for operand in self.epilogue.operands:
+            if not operand.packed:
+                pointers = f"{argument(Slot('operand', operand.key))} + {offsets}"
+                read = f"gl.convert_layout(gl.load({pointers}{mask.guard()}), layout)"
+                found[operand.key] = self.text.let(f"{operand.key}_read", read)
+        return found
+
+    def _lies(self, at: list[Index]) -> tuple[str, Mask]:
+        """Offsets of a part in dst, neighbours in memory side by side, and which elements there are."""
         text, schedule = self.text, self.schedule
         features = self._vector(schedule.part_columns, self._axis, "lying")
         column = text.index("feature_to", self._reaching(at[-1]) + features)
@@ -210,8 +226,7 @@ class Finishing:
             first, more = self._reaching(at[-1]), features
         else:
             first, more = as_index(0), self._channel(column)
-        pointers = f"dst + {(element + first * self._step).atom} + {(more * self._step).at(self._along).atom}"
-        text.line(f"gl.store({pointers}, gl.convert_layout({made}, lying){mask.guard('')})")
+        return f"{(element + first * self._step).atom} + {(more * self._step).at(self._along).atom}", mask
 
     def _as_sum(self, tile: str) -> str:
         """A part of dst in shared memory, as the products' rows and columns."""
@@ -280,7 +295,8 @@ class Finishing:
         channel, has_channel = self._channel(column).at(self._along), self._has_channel(column)
         has_inside = any(operand.is_inside for operand in self.epilogue.operands)
         scattered = any(operand.is_scattered for operand in self.epilogue.operands)
-        in_place = self.geometry.scatters and any(not operand.packed for operand in self.epilogue.operands)
+        own = any(not operand.packed for operand in self.epilogue.operands)
+        in_place = self.geometry.scatters and own and not self.schedule.scatters_features
         counts = self.epilogue.counts or scattered or in_place
         if not (has_inside or counts):
             return Place("", str(channel), "", "", str(has_channel))
@@ -307,7 +323,7 @@ class Finishing:
         is_wide = self.kernel.open_axis is not None or self.kernel.dst.span >= WIDE
         if geometry.is_flat:
             position = text.index("position", first[0] + row)
-            step = 1 if geometry.scatters else geometry.features
+            step = geometry.axes[0].dst_stride
             inside = (position % prod(self.kernel.dst.spatial) * step).at(self._across)
             mask = (position < self.schedule.extents[0]).at(self._across)
             return (position.wide(is_wide) * step).at(self._across), inside, mask

@@ -129,6 +129,17 @@ class Schedule:
         return reduce(mul, map(ceil_div, self.extents, self.knobs.box))
 
     @property
+    def scatters_features(self) -> bool:
+        """Whether dst, whose channels lie side by side, is written from registers."""
+        return self.geometry.scatters and self.geometry.is_beside
+
+    @cached_property
+    def padded_bytes(self) -> int:
+        """Bytes of the copy of src in the workspace, where there is one."""
+        src, pitch = self.kernel.src, self.geometry.pitch
+        return src.batch * prod(src.spatial) * pitch * self.itemsize if self.geometry.is_padded else 0
+
+    @property
     def registers(self) -> tuple[int, int]:
         """Of a thread of a group but the first, and of the warps that copy or load."""
         return (LOADING if self.geometry.gathers else REGISTERS)[self.knobs.groups]
@@ -146,13 +157,15 @@ class Schedule:
     def grid(self, processors: int) -> int:
         """Programs: as many as run at a time, or fewer where there are fewer tiles, if that is known."""
         most = processors * self.knobs.programs
-        return most if self.is_open else min(self.tiles, most)
+        return most if self.is_open or self.geometry.is_padded else min(self.tiles, most)
 
     def programs(self, processors: int) -> int | Programs:
         """Programs of a launch."""
         place = self.open_place or 0
         across = self.tiles // self.counts[place]
         rows, most = self.geometry.axes[place].rows, self.grid(processors)
+        if self.geometry.is_padded and not self.is_open:
+            return most
         return programs_of(self.kernel, rows, self.knobs.box[place], across, most)
 
     @property
@@ -208,7 +221,7 @@ class Schedule:
     def _scattered_bytes(self) -> int:
         """What the compiler takes where threads exchange a part of dst: all of it where it is turned."""
         whole = prod(self.part) * self.part_columns * self.itemsize
-        return whole if self.knobs.swapped else SCATTER_BYTES
+        return whole if self.knobs.swapped or self.geometry.is_beside else SCATTER_BYTES
 
     def tensors(self, tail: tuple[Slot, ...]) -> tuple[Slot, ...]:
         """The kernel's tensors; `tail` are the epilogue's."""
@@ -217,8 +230,10 @@ class Schedule:
         keys = {op.key for op in self.copied} | {output.key for output in self.kernel.saved.values()}
         boxes = [knobs.box, *[(self.more, *knobs.box[1:])] * knobs.reaching]
         maps = [None] if geometry.gathers else [geometry.src_map(box, knobs.depth) for box in boxes]
+        kind, given = ("workspace", [Slot("src")]) if geometry.is_padded else ("src", [])
         return (
-            *(Slot("src", map=each) for each in maps),
+            *(Slot(kind, map=each) for each in maps),
+            *given,
             Slot("operand", self.kernel.weight.key, geometry.weight_map(knobs.columns, knobs.depth)),
             *(replace(slot, map=moved) if slot.key in keys else slot for slot in tail),
             Slot("dst", map=moved),

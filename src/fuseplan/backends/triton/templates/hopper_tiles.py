@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
 from math import prod
@@ -10,7 +9,7 @@ from math import prod
 from fuseplan.backends.triton.index import ceil_div
 from fuseplan.backends.triton.templates.product_tiles import MAP_BYTES, joint_of
 from fuseplan.kernels.contraction import Contraction
-from fuseplan.kernels.emit import TensorMap
+from fuseplan.kernels.emit import COUNTER_BYTES, TensorMap
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.scalar import functions
@@ -20,11 +19,12 @@ ALIGNED = 8  # two-byte elements in the 16 bytes that the copy engine's addresse
 HALF = 2  # bytes of an f16 or bf16
 MOST_BOX = 256  # positions that a box spans along one axis
 MOST_STEP = 8  # positions from one element of a box to the next
+LONG = 512  # elements of a row: to fill its lines takes few more
 MOST_AXES = 5  # of a tensor that the copy engine reads
 ROW_BYTES = 128  # of a row of src in shared memory, at most
 SHORT = 4.0  # positions side by side that take as long to begin as to move, where src passes registers
 LOADED, STORED = 180.0, 140.0  # products of TF32 that take as long as an element of src, and one of dst
-SECTOR_BYTES = 32  # what memory writes at a time
+SECTOR_BYTES = 32  # what memory reads and writes at a time
 BROKEN = 56.0  # positions: a run that begins and ends inside of sectors takes as much longer to store
 
 
@@ -80,17 +80,43 @@ class Geometry:
         """Whether src goes through registers: f32, which is rounded to TF32 there."""
         return self.kernel.src.dtype == "f32"
 
+    @cached_property
+    def is_padded(self) -> bool:
+        """Whether src is copied first, because the copy engine does not take its strides."""
+        src = self.kernel.src
+        stepped = zip((src.batch, *src.spatial), _strides(src), strict=True)
+        return not self.gathers and any(extent > 1 and stride % ALIGNED for extent, stride in stepped)
+
+    @cached_property
+    def src(self) -> TensorSpec:
+        """src as boxes of it are read: where it is padded, dense, with rows of whole units."""
+        src = self.kernel.src
+        if not self.is_padded:
+            return src
+        extents = (src.batch, *src.spatial, self.pitch)
+        image, *steps = (prod(extents[place:]) for place in range(1, len(extents)))
+        return TensorSpec(src.shape, src.dtype, strides=(image, 1, *steps))
+
+    @property
+    def pitch(self) -> int:
+        """Elements from a row of src to the next, as boxes of it are read."""
+        return row_of(self.conv.channels)
+
     @property
     def scatters(self) -> bool:
-        """Whether dst is written from registers: where its channels do not lie side by side."""
-        dst = self.kernel.dst
-        return not (dst.is_channels_last or dst.element_strides[1] == 1)
+        """Whether dst is written from registers: its channels lie apart, or rows at no whole units."""
+        return not self.is_beside or self.features % self.aligned > 0
+
+    @property
+    def is_beside(self) -> bool:
+        """Whether the channels of a position of dst lie side by side."""
+        return self.kernel.dst.is_channels_last or self.kernel.dst.element_strides[1] == 1
 
     @cached_property
     def joint(self) -> Contraction | None:
         """Of a transposed convolution with a stride: that with the features of all residues."""
         whole = self.kernel.contraction
-        return joint_of(self.kernel) if whole.is_transposed and self.scatters and self.gathers else None
+        return joint_of(self.kernel) if whole.is_transposed and self.gathers and not self.is_beside else None
 
     @cached_property
     def conv(self) -> Contraction:
@@ -124,12 +150,12 @@ class Geometry:
         """Whether rows are one axis."""
         contraction = self.conv
         one_weight = not contraction.weight_per_batch
-        return contraction.is_matrix_product and one_weight and _even(self.kernel.src)
+        return contraction.is_matrix_product and one_weight and _even(self.src) and _even(self.kernel.dst)
 
     @cached_property
     def axes(self) -> tuple[Axis, ...]:
         """The axes of the rows, as tiles have them, outermost first."""
-        src, dst, conv, whole = self.kernel.src, self.kernel.dst, self.conv, self.kernel.contraction
+        src, dst, conv, whole = self.src, self.kernel.dst, self.conv, self.kernel.contraction
         src_strides, dst_strides = _strides(src), _strides(dst)
         if self.is_flat:
             return (Axis("m", conv.rows, min(dst_strides), conv.rows, min(src_strides)),)
@@ -187,8 +213,12 @@ class Geometry:
 
     @property
     def packed_channels(self) -> int:
-        """Channels of a tap in the packed weight: whole units of the copy engine."""
-        return ceil_div(self.channels, self.aligned) * self.aligned
+        """Channels of a tap in the packed weight: whole units of the copy engine, whole sectors if gated.
+
+        A product that reads rows which begin inside of sectors took 1.25 times as long on an H200.
+        """
+        row = self.channels if self.gathers else row_of(self.channels)
+        return whole_units(row, SECTOR_BYTES // self.kernel.src.itemsize if self.ways > 1 else self.aligned)
 
     def counts(self, box: tuple[int, ...]) -> tuple[int, ...]:
         """How many tiles there are along each axis of the rows."""
@@ -243,20 +273,22 @@ class Geometry:
     # ---- tensor maps
 
     def src_map(self, box: tuple[int, ...], depth: int) -> TensorMap:
-        """src in boxes of rows x `depth` channels."""
-        axes = self.axes
-        shape = (*(axis.positions for axis in axes), self.kernel.src.channels)
-        steps = (*(axis.step for axis in axes), 1)
-        strides = tuple(taken(axis.positions, axis.src_stride, shape[-1], self.aligned) for axis in axes)
-        return TensorMap(self.kernel.src.dtype, shape, (*strides, 1), (*box, depth), steps, **self.opened)
+        """src, or its copy, in boxes of rows x `depth` channels."""
+        lying = [(axis.positions, axis.src_stride, axis.step) for axis in self.axes]
+        made = self._map(lying, self.kernel.src.channels, (*box, depth))
+        return replace(made, begin=COUNTER_BYTES * self.is_padded)
 
     def dst_map(self, box: tuple[int, ...], columns: int) -> TensorMap:
         """dst, and what is stored as dst is, in boxes of rows x features."""
-        axes = self.axes
-        shape = (*(axis.rows for axis in axes), self.features)
-        strides = tuple(taken(axis.rows, axis.dst_stride, shape[-1], self.aligned) for axis in axes)
-        ones = (1,) * len(shape)
-        return TensorMap(self.kernel.dst.dtype, shape, (*strides, 1), (*box, columns), ones, **self.opened)
+        lying = [(axis.rows, axis.dst_stride, 1) for axis in self.axes]
+        return self._map(lying, self.features, (*box, columns))
+
+    def _map(self, lying: list[tuple[int, int, int]], channels: int, box: tuple[int, ...]) -> TensorMap:
+        """Channels along axes that have those extents, strides and steps."""
+        extents, strides, steps = zip(*lying, strict=True)
+        strides = *(taken(*each, channels, self.aligned) for each in zip(extents, strides, strict=True)), 1
+        shape, dtype = (*extents, channels), self.kernel.src.dtype
+        return TensorMap(dtype, shape, strides, box, (*steps, 1), **self.opened)
 
     @cached_property
     def is_turned(self) -> bool:
@@ -276,8 +308,8 @@ class Geometry:
         """
         contraction = self.conv
         if self.is_turned:
-            turned = (self.channels, self.features)
-            return TensorMap(self.kernel.weight.dtype, turned, (turned[1], 1), (depth, columns), (1, 1))
+            turned, pitch = (self.channels, self.features), row_of(self.features)
+            return TensorMap(self.kernel.weight.dtype, turned, (pitch, 1), (depth, columns), (1, 1))
         images = contraction.batch if contraction.weight_per_batch else 1
         features = self.features
         if self.ways > 1:
@@ -311,12 +343,16 @@ def _strides(spec: TensorSpec) -> tuple[int, ...]:
 
 def taken(extent: int, stride: int, channels: int, aligned: int = ALIGNED) -> int:
     """A stride that the engine takes: any will do along an axis of one position."""
-    return stride if extent > 1 else ceil_div(channels, aligned) * aligned
+    return stride if extent > 1 else whole_units(channels, aligned)
 
 
-def strides_fit(spec: TensorSpec) -> Iterator[int]:
-    """The strides of a channels-last tensor that are stepped along and that the copy engine does not take."""
-    strides = spec.element_strides
-    for extent, stride in zip((spec.batch, *spec.spatial), (strides[0], *strides[2:]), strict=True):
-        if extent > 1 and stride % ALIGNED:
-            yield stride
+def whole_units(count: int, aligned: int = ALIGNED) -> int:
+    """So many elements, and those up to the end of the copy engine's last unit."""
+    return ceil_div(count, aligned) * aligned
+
+
+def row_of(count: int) -> int:
+    """Two-byte elements of a row that has whole units; if it is padded and long, an odd number of lines."""
+    if count % ALIGNED == 0 or count < LONG:
+        return whole_units(count)
+    return (ceil_div(count * HALF, ROW_BYTES) | 1) * ROW_BYTES // HALF

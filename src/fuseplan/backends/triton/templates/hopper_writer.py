@@ -8,7 +8,7 @@ from fuseplan.backends.triton.elementwise import argument
 from fuseplan.backends.triton.index import Index, number
 from fuseplan.backends.triton.shell import Writer
 from fuseplan.backends.triton.storage import named
-from fuseplan.backends.triton.templates.hopper_copying import Copying, Gathering, swizzled
+from fuseplan.backends.triton.templates.hopper_copying import Copying, Gathering, swizzled, write_padding
 from fuseplan.backends.triton.templates.hopper_finishing import Finishing, accumulator, brought
 from fuseplan.backends.triton.templates.hopper_schedule import (
     IMPORTS,
@@ -21,7 +21,7 @@ from fuseplan.backends.triton.templates.hopper_schedule import (
     ring,
     specialized,
 )
-from fuseplan.kernels.emit import Slot
+from fuseplan.kernels.emit import COUNTER_BYTES, Slot
 
 
 class HopperWriter(Writer):
@@ -43,6 +43,11 @@ class HopperWriter(Writer):
         threads = 128 * (knobs.groups + 1) * knobs.programs
         limit = (("maxnreg", 65536 // threads // 8 * 8),) if knobs.programs > 1 else ()
         self.options = (("num_warps", 4), *limit)
+        self.padding = ["given", "workspace"] if self.geometry.is_padded else []
+        if self.padding:
+            self.options += (("cooperative", 1),)
+            self.workspace_bytes_per_extent = schedule.padded_bytes // self.kernel.images * self.is_open
+            self.workspace_bytes = COUNTER_BYTES + schedule.padded_bytes * (not self.is_open)
 
     # ---- the groups that multiply
 
@@ -68,6 +73,8 @@ class HopperWriter(Writer):
             schedule.begin(text)
             if knobs.reaching:
                 text.line(f"lines: gl.constexpr = {swizzled(schedule, 2)}")
+            if self.padding:
+                write_padding(text, schedule)
             start, stride = self._turns()
             if knobs.resident:
                 text.line("mbarrier.wait(held, 0)")
@@ -167,12 +174,18 @@ class HopperWriter(Writer):
     @property
     def arguments(self) -> list[str]:
         more = ["src_more"] if self.knobs.reaching and not self.geometry.gathers else []
-        return ["src", *more, argument(self._weight), *self._tail]
+        given, room = self.padding[:1], self.padding[1:]
+        return ["src", *more, *given, argument(self._weight), *self._ends, *room, *self.schedule.given]
 
     @property
     def _tail(self) -> list[str]:
-        """The arguments behind src and the weight."""
-        return [*(argument(slot) for slot in (*self.finishing.slots, Slot("dst"))), *self.schedule.given]
+        """What groups are given behind src and the weight."""
+        return [*self._ends, *self.padding, *self.schedule.given]
+
+    @property
+    def _ends(self) -> list[str]:
+        """The epilogue's arguments, and dst."""
+        return [argument(slot) for slot in (*self.finishing.slots, Slot("dst"))]
 
     def write_body(self) -> None:
         self.copying.write()

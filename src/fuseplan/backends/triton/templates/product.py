@@ -32,11 +32,9 @@ from fuseplan.kernels.target import Target
 from fuseplan.kernels.template import (
     Accuracy,
     Template,
-    Traffic,
     accuracy_claim,
     contraction_claims,
     layout_claims,
-    moved_once,
 )
 from fuseplan.kernels.transposed import by_features, by_residue
 from fuseplan.language.dtypes import dtype_of
@@ -112,8 +110,8 @@ class Product(Knobs, GpuTemplate):
             return packed.behind(by_features(kernel.weight, tiles.whole, last=is_last))
         return packed.behind(by_residue(kernel.weight, tiles.whole)) if tiles.residues else packed
 
-    def traffic(self, kernel: Kernel, target: Target) -> Traffic:
-        return moved_once(kernel, Tiles(kernel, self).workspace_bytes)
+    def kept_bytes(self, kernel: Kernel) -> int:
+        return Tiles(kernel, self).workspace_bytes
 
     def flops(self, kernel: Kernel) -> int:
         times = 3 if self.arithmetic == "tf32x3" else 1

@@ -18,9 +18,7 @@ from fuseplan.kernels.target import Target
 from fuseplan.kernels.template import (
     Accuracy,
     Template,
-    Traffic,
     accuracy_claim,
-    moved_once,
     summary_claims,
     unit_roundoff,
 )
@@ -68,8 +66,8 @@ class ProductSummary(Product):
         for knobs in counted or [replace(next(iter(made)), rows=ROWS)]:
             yield cls(**vars(knobs))
 
-    def traffic(self, kernel: Kernel, target: Target) -> Traffic:
-        return moved_once(kernel, state_bytes(kernel, self))
+    def kept_bytes(self, kernel: Kernel) -> int:
+        return state_bytes(kernel, self)
 
     def seconds(self, kernel: Kernel, target: Target) -> float:
         """The product's, and the way of the states through the second cache or memory."""
