@@ -180,7 +180,40 @@ def test_operands_are_packed_when_they_are_there(kind: str) -> None:
         close((whole(src, places),), (module(src, places),))
     if kind == "scaled":
         kernel = kernel_on("[bsc] -> linear(9) -> bias -> scale -> add -> relu", src)
-        assert len(kernel._packed) == 1
+        assert not kernel._packed
+
+
+class Fed(nn.Module):  # type: ignore[misc]
+    """Kernels that read what a call gives, and a column, a row and a turned value of torch's.
+
+    The column has gaps; the row is too short for a vector, and the kernel packs it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(20, 20), nn.Linear(20, 5)
+
+    def forward(self, src: torch.Tensor, gates: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        made = src * self.first(src) + src
+        made = self.last(made) * between(gates)[..., 1:2]
+        return (made * between(rows)[0]).sum(-1) + between(gates.transpose(0, 1)).transpose(0, 1)[..., 0]
+
+
+def anywhere(*shape: int) -> torch.Tensor:
+    """Random numbers that begin at a multiple of 64 bytes, or not."""
+    count = torch.Size(shape).numel()
+    return torch.randn(1 + count)[torch.randint(2, ()) :][:count].view(shape)
+
+
+def test_operands_of_a_call_are_given_to_bound_launches() -> None:
+    module = Fed().eval()
+    whole = fused.fuse(module, *map(torch.randn, ((2, 7, 20), (2, 7, 3), (2, 5))))
+    assert len(whole.fusion._planned._lives.bound) == len(whole.fusion.cut.sites) == 3
+    for place in range(12):
+        given = anywhere(2, 7, 20), anywhere(2, 7, 3), anywhere(2, 5)
+        close((whole(*given),), (module(*given),))
+        if place == 5:
+            module.first.weight.add_(1)
 
 
 # ---- what was written, where, and what else may read

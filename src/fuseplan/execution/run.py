@@ -26,7 +26,7 @@ from fuseplan.tensors.arguments import (
     parameter_value,
     result_buffer,
 )
-from fuseplan.tensors.arrays import Buffer, mark_written
+from fuseplan.tensors.arrays import ALIGNMENT, Buffer, mark_written
 
 Bounds = list[tuple[int, int]]  # first byte, and the one past the last
 Placed = tuple[int, Any, Callable[[Any], tuple[Any, int]] | None]  # its word, the tensor, or what makes one
@@ -74,18 +74,17 @@ class BoundPlan:
         unbound = needed if base is None else base._missing
         self._missing: tuple[str, ...] = tuple(key for key in unbound if key not in values)
         self._make = self._memory.maker(plan.output)
-        self._address: Callable[[Any], int] = _unknown  # of a tensor like the src that passed
-        self._addresses: Addresses = _both_unknown  # and of such an out
+        self._address: Callable[[Any], int] = lambda _: 0  # of a tensor like the src that passed
+        self._addresses: Addresses = lambda _, __, /: (0, 0, None)  # and of such an out
         self._check = index_check(plan) if isinstance(self._memory, HostMemory) else None
-        self._passed: dict[str, tuple[int, Callable[[Any], int]]] = {}  # the same of operands of a call
+        self._passed: dict[str, tuple[Any, ...]] = {}  # the same of operands of a call
 
     def _hold(self, values: Mapping[str, Any], words: Words, in_place: dict[str, Buffer]) -> None:
         """Keeps the words of all calls, and the tensors that calls read and write where they lie."""
         self._in_place, self._bound = in_place, self._given(values)
-        earlier: Words = []
+        earlier = self._base._words if self._base else []
         if self._base:
             self._in_place, self._bound = self._base._in_place | in_place, self._base._bound | self._bound
-            earlier = self._base._words
         self._results, places = self._placed(self._bound)
         self._words: Words = [*earlier, *words, *self._runner.extent, *places]
         written = self._runner.written(self._bound)
@@ -128,7 +127,7 @@ class BoundPlan:
         """
         words: Words | tuple[()] = ()
         if free or bare or self._passed:
-            words = () if bare or out is not None else self._like_before(free)
+            words = () if bare else self._like_before(free)
             if not words:
                 return self._checked(src, out, free, len(bare))
         if out is None:
@@ -140,7 +139,8 @@ class BoundPlan:
         else:
             begin, target, wrote = self._addresses(src, out)
             meet = begin < target + self._dst_bytes and target < begin + self._src_bytes
-            if meet or not begin or not target or (self._held and self._hits(begin, target)):
+            is_near = (self._held or words) and self._hits(begin, target, words)
+            if meet or not begin or not target or is_near:
                 return self._checked(src, out, free)
         if self._results:
             outcome = self._launch(src, begin, out, target, self._results, [])
@@ -195,9 +195,11 @@ class BoundPlan:
         missing = f", each call gives {', '.join(self._missing)}" if self._missing else ""
         return f"<bound{missing}: {self._runner.plan}>"
 
-    def _hits(self, src: int, target: int) -> bool:
-        """Whether `out` meets a bound tensor that stays put, or src one that is written."""
-        if _meets(target, target + self._dst_bytes, self._held):
+    def _hits(self, src: int, target: int, words: Words | tuple[()]) -> bool:
+        """Whether `out` meets a tensor that stays put, or one of the call's, or src one that is written."""
+        sizes = (nbytes for *_, nbytes in self._passed.values())
+        given = [(begin, begin + nbytes) for (_, begin), nbytes in zip(words, sizes, strict=False)]
+        if _meets(target, target + self._dst_bytes, [*self._held, *given]):
             return True
         return bool(self._written) and _meets(src, src + self._src_bytes, self._written)
 
@@ -333,25 +335,29 @@ class BoundPlan:
     def _remember(self, src: Any, out: Any, free: Mapping[str, Any], in_place: Mapping[str, Buffer]) -> None:
         """Lets calls with tensors that look like these pass by less.
 
-        Where each call gives operands, they are those that the kernel reads in place, and nothing else is
-        given, nor are there results.
+        Where each call gives operands, the kernel reads them all where they lie, and there are no results.
         """
         if free.keys() != in_place.keys() or set(self._missing) != free.keys() or (free and self._results):
             return
         form, pair = self._memory.form_of(src), self._memory.pair_of(src, out)
-        forms = {key: self._memory.form_of(tensor) for key, tensor in free.items()}
+        forms: dict[str, Any] = {key: self._memory.form_of(tensor) for key, tensor in free.items()}
         if form is None or pair is None or None in forms.values():
             return
-        place = self._runner.required
-        self._passed = {key: (place("operand", key), each.address) for key, each in forms.items() if each}
+        place, packings = self._runner.required, self._runner.operands
+        self._passed = {
+            key: (place("operand", key), forms[key].address, packings[key], each.bounds[1] - each.address)
+            for key, each in in_place.items()
+        }
         self._address, self._addresses = form.address, pair
 
     def _like_before(self, free: Mapping[str, Any]) -> Words:
         """The words of a call's operands that look like those which passed; none where one does not."""
         if free.keys() != self._passed.keys():
             return []
-        words = [(place, address(free[key])) for key, (place, address) in self._passed.items()]
-        return words if all(word for _, word in words) else []
+        words = [(place, address(free[key])) for key, (place, address, *_) in self._passed.items()]
+        pairs = zip(words, self._passed.values(), strict=True)
+        packed = [word % ALIGNMENT for (_, word), (*_, packing, _) in pairs if packing]
+        return words if all(word for _, word in words) and not any(packed) else []
 
     def _taken(self, values: Mapping[str, Any], *, keep: bool = False) -> _Taken:
         """Operands and parameters as the kernel reads them: numbers, words, their memory, what stays put."""
@@ -371,8 +377,10 @@ class BoundPlan:
             stands = keep and not self._borrows
             packed = runner.memory.packed(packing, buffer, keep=stands, lasts=keep)
             words.append((place, packed.address))
-            if keep and packed.address == buffer.address:
+            if packed.address == buffer.address and keep:
                 self._lent.add(key)
+            elif packed.address == buffer.address:
+                in_place[key] = buffer
             if not self._borrows or packed.address != buffer.address:
                 held.append(packed)
         given = {each.key: values[each.key] for each in runner.plan.parameters if each.key in values}
@@ -390,11 +398,3 @@ def _meets(begin: int, end: int, held: Bounds) -> bool:
         if begin < high and low < end:
             return True
     return False
-
-
-def _unknown(_: Any) -> int:
-    return 0
-
-
-def _both_unknown(_: Any, __: Any, /) -> tuple[int, int, None]:
-    return 0, 0, None

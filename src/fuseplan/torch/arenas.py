@@ -15,13 +15,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from fuseplan.execution.run import BoundPlan
 from fuseplan.graph.memory import arena, plan
 from fuseplan.tensors.torch_tensors import alike
 from fuseplan.torch.cutting import WITHIN
-from fuseplan.torch.kernels import Kernel, Tensors, aligned, content, kernel_on, queue_of
+from fuseplan.torch.kernels import Kernel, Reading, Tensors, kernel_on, queue_of
 from fuseplan.torch.lifetimes import Lifetimes, storages
-from fuseplan.torch.lying import first
+from fuseplan.torch.lying import aligned, content, first
 from fuseplan.torch.operator import PLAIN, is_watched, launched
 
 Uncounted = list[tuple[torch.Tensor, bytes]]
@@ -228,39 +227,47 @@ class _Arena:
         return made
 
     def _launch(self, node: fx.Node, known: Values) -> Callable[..., Any]:
-        """A launch as a function of its src, where that is not known, that gives the output."""
+        """A launch as a function of its tensors that are not known, that gives the output."""
         plain_operators, src, operands = node.args
         operators = node.meta[WITHIN] if node in self._lives.parts else plain_operators
-        given, out = [known[each] for each in operands], self._outs.get(node)
+        given, out = [known.get(each) for each in operands], self._outs.get(node)
         strides, changing = self._lives.strides[node], self._lives.changing(node)
+        heads: list[torch.Tensor] = []
         if src in known:
-            kernel, plain = kernel_on(operators, known[src]), aligned(known[src])
-            self._kept.append(plain)
-            self._copied |= set() if plain.data_ptr() == known[src].data_ptr() else {*storages(known[src])}
-            bound, late = self._bound(kernel, given, changing)
-            is_fixed = out is not None and not late and not self._is_recorded
-            return bound.launcher(plain, out) if is_fixed else partial(bound, plain, out, **late)
-        bounds: list[Callable[..., Any]] = []
+            heads = [aligned(known[src])]
+            self._kept += heads
+            self._copied |= set() if heads[0].data_ptr() == known[src].data_ptr() else {*storages(known[src])}
+        if heads and not strides:
+            call, _ = self._bound(kernel_on(operators, known[src]), given, changing)
+            is_fixed = out is not None and not isinstance(call, partial) and not self._is_recorded
+            return call.launcher(*heads, out) if is_fixed else partial(call, *heads, out)
+        bounds: list[tuple[Callable[..., Any], Mapping[str, Reading]]] = []
 
-        def launch(src: torch.Tensor) -> Any:
-            if src.stride() != strides:  # of an operator that gives another layout than it tells
-                (made,) = launched(plain_operators, src, [*map(torch.clone, given)])
+        def launch(*late: torch.Tensor) -> Any:
+            head, *others = *heads, *late
+            if [
+                each.stride() for each in late
+            ] != strides:  # of an operator with another layout than it tells
+                ahead = iter(others)
+                whole = [torch.clone(next(ahead) if each is None else each) for each in given]
+                (made,) = launched(plain_operators, head, whole)
                 return made if out is None else out.copy_(made)
             if not bounds:
-                bound, late = self._bound(kernel_on(operators, src), given, changing)
-                bounds.append(partial(bound, **late))
-            return bounds[0](aligned(src), out)
+                bounds.append(self._bound(kernel_on(operators, head), given, changing))
+            call, missing = bounds[0]
+            pairs = zip(missing.items(), others, strict=True)
+            return call(aligned(head), out, **{key: readable(each) for (key, readable), each in pairs})
 
         return launch
 
     def _bound(
-        self, kernel: Kernel, given: Tensors, changing: Collection[int]
-    ) -> tuple[BoundPlan, dict[str, torch.Tensor]]:
-        """A bound plan, and the operands that each call gives; notes what it has copied."""
-        plan, late, copied, uncounted = kernel.bound(given, changing)
+        self, kernel: Kernel, given: Sequence[torch.Tensor | None], changing: Collection[int]
+    ) -> tuple[Any, Mapping[str, Reading]]:
+        """A bound plan, and the operands that each call gives as `Bound` has them; notes copied tensors."""
+        plan, late, copied, uncounted, missing = kernel.bound(given, changing)
         self._copied |= {*storages(copied)}
         self._uncounted += uncounted
-        return plan, late
+        return partial(plan, **late) if late else plan, missing
 
 
 def _written(graph: fx.Graph, lives: Lifetimes) -> tuple[fx.GraphModule, list[fx.Node]]:
@@ -278,9 +285,7 @@ def _written(graph: fx.Graph, lives: Lifetimes) -> tuple[fx.GraphModule, list[fx
 
     for node in graph.nodes:
         if node in lives.bound:
-            late = () if node.args[1] in lives.known else (value(node.args[1]),)
-            launch = value(node)
-            values[node] = made.call_function(operator.call, (launch, *late))
+            values[node] = made.call_function(operator.call, (value(node), *map(value, lives.late(node))))
         elif node.target is first and node.args[0] in lives.bound and node not in lives.known:
             values[node] = values[node.args[0]]
         elif node in lives.copied:

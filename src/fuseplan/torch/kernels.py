@@ -6,7 +6,8 @@ import contextlib
 import functools
 import itertools
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -20,19 +21,19 @@ from fuseplan.errors import ArgumentError, PlanError, Unsupported, counted
 from fuseplan.execution.run import BoundPlan
 from fuseplan.language.declarations import Operand, Result
 from fuseplan.language.extents import OPEN
-from fuseplan.language.layouts import same_strides
 from fuseplan.language.tensor import Dense, TensorSpec
 from fuseplan.messages.excerpt import ARROW
 from fuseplan.ops.affine import BatchNorm
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.plans.text import operator_text, parse_plan
+from fuseplan.torch.lying import aligned, content, laid, packable
 
 NAME = "fuseplan::run"  # torch's name of the operator that runs plans
 Tensors = Sequence[torch.Tensor]
+Reading = Callable[[torch.Tensor], torch.Tensor]  # the tensor, or a copy that a kernel can read
 JOINS = " | "  # behind the operands that are given in several tensors: `weight=2:0 | linear(8) -> glu`
 NAMED = re.compile(r"\s*\[([*\w]+)\]\s*->\s*")  # names of axes in front of operators, a star before open ones
 KEPT = 1024  # packed sets of operands of one plan: the layers of a model that are alike share it
-ALIGNMENT = 16  # bytes; kernels for GPUs take no tensor that begins elsewhere
 
 # Of an operand: its storage, its address, and how it lies there. While a weak reference to the storage is
 # kept, no other has its number.
@@ -161,15 +162,17 @@ class Bound(NamedTuple):
 
     Attributes:
         plan: the plan.
-        late: the operands that each call has to give nevertheless, by key.
+        late: the given operands that each call has to give nevertheless, by key.
         copied: the tensors of which it has packed copies.
         uncounted: those of them that torch writes without counting, with their elements.
+        missing: the keys of the operands that are not bound, in order, and what makes each readable.
     """
 
     plan: BoundPlan
     late: dict[str, torch.Tensor]
     copied: list[torch.Tensor]
     uncounted: list[tuple[torch.Tensor, bytes]]
+    missing: Mapping[str, Reading]
 
 
 class Kernel:
@@ -218,22 +221,31 @@ class Kernel:
         made = self.held(given).plan(aligned(src), **values)
         return list(made[: 1 + len(self.plan.results)]) if isinstance(made, tuple) else [made]
 
-    def bound(self, given: Tensors, changing: Collection[int]) -> Bound:
-        """The plan with all operands bound.
+    def bound(self, given: Sequence[torch.Tensor | None], changing: Collection[int]) -> Bound:
+        """The plan with the given operands bound.
 
         Args:
-            given: the tensors besides src; those per element lie as the kernel reads them.
+            given: the tensors besides src, but for those that each call gives; those per element lie as the
+                kernel reads them.
             changing: the places of those with other elements in each call, which cannot be packed once.
         """
-        packs_late = not {*changing}.isdisjoint(self.constant)
-        made, _, told, _ = Bindings(self._bind(given), {}, {}, False) if packs_late else self.held(given)
-        apart = [place for place in self.constant if self._keys[place] not in made.lent]
-        late = {self._keys[place]: given[place] for place in apart if place in changing}
-        lain = {place: laid(given[place], spec) for place, spec in self._per_call.items()}
-        copied = [given[place] for place in apart if place not in changing]
-        copied += [given[place] for place, each in lain.items() if each.data_ptr() != given[place].data_ptr()]
+        held = {place: each for place, each in enumerate(given) if each is not None}
+        is_kept = {*changing}.isdisjoint(self.constant) and len(held) == len(given)
+        made = self.held(given).plan if is_kept else self._bind(held)
+        apart = [place for place in self.constant if place in held and self._keys[place] not in made.lent]
+        late = {self._keys[place]: held[place] for place in apart if place in changing}
+        lain = {place: laid(held[place], spec) for place, spec in self._per_call.items() if place in held}
+        packed = [place for place in apart if place not in changing]
+        copied = [held[place] for place in packed]
+        copied += [held[place] for place, each in lain.items() if each.data_ptr() != held[place].data_ptr()]
         further = made.further({self._keys[place]: each for place, each in lain.items()})
-        return Bound(further, late, copied, [(given[place], elements) for place, elements in told.items()])
+        told = self._told(held, packed)
+        missing = {
+            key: partial(laid, spec=self._per_call[place]) if place in self._per_call else packable
+            for place, key in enumerate(self._keys)
+            if place not in held
+        }
+        return Bound(further, late, copied, [(held[place], each) for place, each in told.items()], missing)
 
     def packed(self, bound: BoundPlan) -> list[int]:
         """The places of the operands of which a bound plan has copies, or a CPU may need one elsewhere."""
@@ -249,7 +261,7 @@ class Kernel:
         """The plan with the constant operands bound, as they were packed before where they are the same."""
         constant = [given[place] for place in self.constant]
         if True in [each.is_inference() for each in constant]:  # these count no versions
-            return Bindings(self._bind(given), {}, {}, False)
+            return Bindings(self._bind(dict(enumerate(given))), {}, {}, False)
         marks = tuple(
             [(each.untyped_storage()._cdata, each.data_ptr(), each.shape, each.stride()) for each in constant]
         )
@@ -257,15 +269,13 @@ class Kernel:
         if held is None or not held[1].is_current(given):
             if self._queue and self._queue.is_capturing():
                 # Packed whenever the graph runs, in memory of the graph's.
-                return Bindings(self._bind(given), {}, {}, False)
+                return Bindings(self._bind(dict(enumerate(given))), {}, {}, False)
             self._drop()
             storages = tuple(StorageWeakRef(each.untyped_storage()) for each in constant)
-            bound = self._bind(given)
+            bound = self._bind(dict(enumerate(given)))
             copied = [place for place in self.constant if self._keys[place] not in bound.lent]
             versions = {place: given[place]._version for place in copied}
-            uncounted = (place for place in copied if place in self._uncounted and given[place].is_cpu)
-            told = {place: content(given[place]) for place in uncounted}
-            held = self._packed[marks] = storages, Bindings(bound, versions, told, True)
+            held = self._packed[marks] = storages, Bindings(bound, versions, self._told(given, copied), True)
         return held[1]
 
     @property
@@ -278,9 +288,15 @@ class Kernel:
         pairs = ((place, spec, given[place]) for place, spec in self._per_call.items())
         return {place: spec for place, spec, each in pairs if each.data_ptr() != laid(each, spec).data_ptr()}
 
-    def _bind(self, given: Tensors) -> BoundPlan:
-        pairs = [(given[place], aligned(given[place])) for place in self.constant]
-        values = {self._keys[place]: made for place, (_, made) in zip(self.constant, pairs, strict=True)}
+    def _told(self, given: Mapping[int, torch.Tensor] | Tensors, packed: Collection[int]) -> dict[int, bytes]:
+        """The elements of packed tensors that torch writes without counting."""
+        uncounted = (place for place in packed if place in self._uncounted and given[place].is_cpu)
+        return {place: content(given[place]) for place in uncounted}
+
+    def _bind(self, given: Mapping[int, torch.Tensor]) -> BoundPlan:
+        held = [place for place in self.constant if place in given]
+        pairs = [(given[place], aligned(given[place])) for place in held]
+        values = {self._keys[place]: made for place, (_, made) in zip(held, pairs, strict=True)}
         for key, (_, axis) in self._joins.items():
             parts = [given[place] for place in self.constant if self._keys[place] == key]
             values[key] = torch.cat([*map(aligned, parts)], axis)
@@ -354,28 +370,6 @@ def _queue(target: str) -> Queue | None:
 @functools.lru_cache(maxsize=4096)
 def _compiled(plan: FusionPlan, target: str, threads: int | None) -> tuple[CompiledPlan, Packed]:
     return compile_plan(plan, target, threads=threads), {}
-
-
-def aligned(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, or a copy that a kernel can read where it lies."""
-    plain = tensor.detach() if tensor.requires_grad or type(tensor) is not torch.Tensor else tensor
-    if plain.is_neg() or (plain.is_cuda and plain.data_ptr() % ALIGNMENT):
-        return plain.clone()
-    return plain
-
-
-def content(tensor: torch.Tensor) -> bytes:
-    """The elements of a tensor of the CPU."""
-    made: bytes = tensor.detach().contiguous().view(torch.uint8).numpy().tobytes()
-    return made
-
-
-def laid(tensor: torch.Tensor, spec: TensorSpec | Dense) -> torch.Tensor:
-    """The tensor, or a copy whose elements lie as the kernel reads them."""
-    plain, strides = aligned(tensor), spec.element_strides
-    if plain.shape != spec.shape or same_strides(spec.shape, plain.stride(), strides):
-        return plain
-    return torch.empty_strided(spec.shape, strides, dtype=plain.dtype, device=plain.device).copy_(plain)
 
 
 def check_count(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,8 +16,8 @@ from fuseplan.graph.memory import ALIGNMENT, Buffer
 from fuseplan.language.layouts import dense, same_strides
 from fuseplan.tensors.torch_tensors import DTYPES
 from fuseplan.torch.cutting import WITHIN
-from fuseplan.torch.kernels import ALIGNMENT as VECTOR
-from fuseplan.torch.kernels import given_of, operands_in, plan_on
+from fuseplan.torch.kernels import given_of, joins_of, operands_in, plan_on
+from fuseplan.torch.lying import ALIGNMENT as VECTOR
 from fuseplan.torch.lying import beside, first, joined, laid_out, tells_views
 from fuseplan.torch.operator import launched, readable
 
@@ -36,14 +36,15 @@ Part = tuple[fx.Node, int, int, int]  # of a joined value: the value, the axis, 
 class Lifetimes:
     """The values of a graph, followed by tensors without elements.
 
-    A launch is *bound* where its operands are all known before a call; a value is *known* if it is the
-    module's own, the output of a bound launch that stays in the graph, or a view of known values.
+    A launch is *bound* for what is known before a call, where it reads that and src in place; a value is
+    *known* if it is the module's own, the output of a bound launch that stays in the graph, or a view of
+    known values.
 
     Attributes:
         known: the nodes with such values.
         constant: those of them that calls do not change: the module's own, and functions of these.
-        bound: the launches; their src may be a call's.
-        strides: of the src of each of them.
+        bound: the launches; src and operands may be a call's.
+        strides: of these tensors of each of them.
         buffers: places for their outputs that do not leave the graph, and for values that join some.
         parts: the launches that write into such a value: the value, the axis, and the first and last place.
         copied: of each such value, the other parts with their places; likewise of copies of known values.
@@ -52,7 +53,7 @@ class Lifetimes:
     known: set[fx.Node] = field(default_factory=set)
     constant: set[fx.Node] = field(default_factory=set)
     bound: set[fx.Node] = field(default_factory=set)
-    strides: dict[fx.Node, tuple[int, ...]] = field(default_factory=dict)
+    strides: dict[fx.Node, list[tuple[int, ...]]] = field(default_factory=dict)
     buffers: dict[fx.Node, Buffer] = field(default_factory=dict)
     parts: dict[fx.Node, Part] = field(default_factory=dict)
     copied: dict[fx.Node, list[tuple[fx.Node, Part]]] = field(default_factory=dict)
@@ -86,6 +87,10 @@ class Lifetimes:
                 made._view_or_copy(node, place, values)
         return made
 
+    def late(self, node: fx.Node) -> list[fx.Node]:
+        """What a call gives a launch: its src and its operands, where they are not known."""
+        return [each for each in (node.args[1], *node.args[2]) if each not in self.known]
+
     def changing(self, node: fx.Node) -> list[int]:
         """The places of a launch's operands with other elements in each call."""
         return [place for place, each in enumerate(node.args[2]) if each not in self.constant]
@@ -108,10 +113,12 @@ class Lifetimes:
         return found
 
     def _launch(self, node: fx.Node, place: int, values: _Values) -> None:
-        if not self.known.issuperset(node.args[2]) or not values.is_read_in_place(node):
+        is_joined = joins_of(node.args[0]) and not self.known.issuperset(node.args[2])
+        late = self.late(node)
+        if is_joined or not values.is_read_in_place(node, late):
             return
         self.bound.add(node)
-        self.strides[node] = values.found[node.args[1]].stride()
+        self.strides[node] = [values.found[each].stride() for each in late]
         (out,) = values.found[node]
         storage = _storage(out)
         if storage in values.leaving:
@@ -190,8 +197,8 @@ class _Values:
         is_known = node.target in COPYING or tells_views(node) or _is_repeatable(node)
         return is_known and self.leaving.isdisjoint(storages(self.found[node]))
 
-    def is_read_in_place(self, node: fx.Node) -> bool:
-        """Whether a launch gives its output alone, and reads its tensors where they lie."""
+    def is_read_in_place(self, node: fx.Node, late: Sequence[fx.Node]) -> bool:
+        """Whether a launch gives its output alone, and reads in place what is known, and src."""
         operators, src, given = node.args
         value = self.found[src]
         plan = plan_on(operators, readable(value))
@@ -206,6 +213,7 @@ class _Values:
             and self._is_aligned(value)
             and all(
                 spec is None
+                or any(tensor is self.found[each] for each in late)
                 or (
                     same_strides(spec.shape, tensor.stride(), spec.element_strides)
                     and self._is_aligned(tensor)

@@ -9,8 +9,10 @@ import torch
 from torch import fx
 
 from fuseplan.language.layouts import dense, same_strides
+from fuseplan.language.tensor import Dense, TensorSpec
 
 aten = torch.ops.aten
+ALIGNMENT = 16  # bytes; kernels for GPUs take no tensor that begins elsewhere
 ORDER = "fuseplan.order"  # in a node's meta: how a plan's result has its axes in memory; () with gaps
 
 
@@ -83,6 +85,33 @@ def drop_copies(graph: fx.Graph) -> None:
         if is_lain and kind is torch.contiguous_format and output not in node.users:
             node.replace_all_uses_with(value)
             graph.erase_node(node)
+
+
+def aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or a copy that a kernel can read where it lies."""
+    plain = tensor.detach() if tensor.requires_grad or type(tensor) is not torch.Tensor else tensor
+    if plain.is_neg() or (plain.is_cuda and plain.data_ptr() % ALIGNMENT):
+        return plain.clone()
+    return plain
+
+
+def packable(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or a copy without gaps, as most kernels read operands along axes: torch copies fast."""
+    return aligned(tensor).contiguous()
+
+
+def content(tensor: torch.Tensor) -> bytes:
+    """The elements of a tensor of the CPU."""
+    made: bytes = tensor.detach().contiguous().view(torch.uint8).numpy().tobytes()
+    return made
+
+
+def laid(tensor: torch.Tensor, spec: TensorSpec | Dense) -> torch.Tensor:
+    """The tensor, or a copy whose elements lie as the kernel reads them."""
+    plain, strides = aligned(tensor), spec.element_strides
+    if plain.shape != spec.shape or same_strides(spec.shape, plain.stride(), strides):
+        return plain
+    return torch.empty_strided(spec.shape, strides, dtype=plain.dtype, device=plain.device).copy_(plain)
 
 
 def laid_out(tensor: torch.Tensor, order: tuple[int, ...], has_gaps: bool = False) -> torch.Tensor:

@@ -30,7 +30,8 @@ from fuseplan.ops.attention import Attention
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.tensors.torch_tensors import DTYPES, NAMES
 from fuseplan.torch.intact import SDPA, WITH_GRADIENTS, arguments_of, is_plain
-from fuseplan.torch.kernels import laid, operators_text, plan_on, target_of
+from fuseplan.torch.kernels import operators_text, plan_on, target_of
+from fuseplan.torch.lying import laid
 from fuseplan.torch.sites import called
 
 NAME, GRADIENTS = "fuseplan::trained_attention", "fuseplan::attention_gradients"
