@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -114,6 +115,10 @@ class Pointer:
     def __add__(self, more: Any) -> Pointer:
         return Pointer(self.memory, self.offset + more)
 
+    def to(self, dtype: object) -> Pointer:
+        """As a pointer to other elements of as many bytes."""
+        return self
+
 
 class Mapped:
     """A tensor map of flat memory."""
@@ -156,7 +161,7 @@ def _offsets(pointer: Pointer, mask: Any) -> tuple[Any, Any]:
     return np.broadcast_to(offset, held.shape), held
 
 
-def _load(pointer: Pointer, mask: Any = None, other: float = 0.0) -> NDArray[Any]:
+def _load(pointer: Pointer, mask: Any = None, other: float = 0.0, cache_modifier: str = "") -> NDArray[Any]:
     offset, held = _offsets(pointer, mask)
     assert (offset[held] < pointer.memory.size).all(), "a load outside of its operand"
     values = np.where(held, pointer.memory[np.where(held, offset, 0)], pointer.memory.dtype.type(other))
@@ -176,7 +181,14 @@ class Tile(np.ndarray[Any, Any]):
         return self[..., 0].view(Tile), self[..., 1].view(Tile)
 
 
-def _store(pointer: Pointer, value: Any, mask: Any = None) -> None:
+def _atomic(pointer: Pointer, value: int, sem: str, scope: str, is_sum: bool = True) -> int:
+    """The number that was there; programs run one after the other, groups of one have their own counters."""
+    before = int(pointer.memory[pointer.offset])
+    pointer.memory[pointer.offset] = before * is_sum + value
+    return before
+
+
+def _store(pointer: Pointer, value: Any, mask: Any = None, cache_modifier: str = "") -> None:
     offset, held = _offsets(pointer, mask)
     assert (offset[held] < pointer.memory.size).all(), "a store outside of its result"
     pointer.memory[offset[held]] = np.broadcast_to(value, held.shape)[held]
@@ -240,7 +252,8 @@ def _language() -> ModuleType:
         arange=lambda low, high, layout=None: np.arange(low, high).view(Tile),
         zeros=lambda shape, dtype, layout=None: np.zeros(shape, dtype).view(Tile),
         full=lambda shape, value, dtype, layout=None: np.full(shape, value, dtype).view(Tile),
-        max=np.max, sum=np.sum, store=_store,
+        max=np.max, sum=np.sum, store=_store, pointer_type=lambda dtype: None,
+        atomic_add=_atomic, atomic_xchg=partial(_atomic, is_sum=False),
         expand_dims=lambda x, axis: np.expand_dims(x, axis).view(Tile),
         exp=np.exp, exp2=np.exp2, sqrt=np.sqrt, rsqrt=lambda x: 1 / np.sqrt(x),
         maximum=lambda x, y, propagate_nan=None: np.asarray(np.maximum(x, y)).view(Tile),

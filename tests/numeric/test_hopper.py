@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 import gluon_emulator
 from fuseplan.backends.triton.templates.hopper import Hopper
-from fuseplan.kernels.emit import Source
+from fuseplan.kernels.emit import COUNTER_BYTES, Source
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.lower import lower
 from fuseplan.kernels.match import match
@@ -39,6 +39,9 @@ PLANS = (
     "f16[2x8x5x6x7, ndhwc] -> conv3d(16, kernel=3, padding=1) -> bias -> batch_norm(per_activation)",
     "f16[2x16x6x6, strides=1152:1:192:32] -> conv2d(16, kernel=1) -> bias -> relu",
     "f16[70x40] -> linear(144) -> glu(silu, gate=first)",
+    "bf16[200x1608] -> matmul(136) -> bias -> add -> relu",
+    "bf16[200x1032] -> linear(272) -> glu(silu, gate=first)",
+    "f32[330x300] -> matmul(136, precision=tf32) -> bias",
     "bf16[200x64] -> linear(272) -> bias -> glu(gelu, gate=first, interleaved=True) -> mul_along((0,))",
     "f16[2x16x9x7, nhwc] -> conv2d(48, kernel=3, padding=1) -> batch_norm -> glu(axis=c) -> add -> relu",
     "f32[70x40] -> matmul(72, precision=tf32) -> bias -> relu",
@@ -65,6 +68,9 @@ OPEN = (
 )
 
 
+FORM = ("groups", "together", "resident", "programs", "band", "swapped", "spread")
+
+
 def lowered(text: str) -> Kernel:
     return lower(match(FusionPlan.parse(text)))
 
@@ -81,7 +87,7 @@ def choices(kernel: Kernel, target: Target) -> list[Hopper]:
     for choice in Hopper.candidates(kernel, target, "default"):
         assert isinstance(choice, Hopper)
         forms.setdefault(
-            (choice.groups, choice.together, choice.resident, choice.programs, choice.band, choice.swapped),
+            tuple(value for name, value in choice.knobs.items() if name in FORM),
             choice,
         )
     return list(forms.values())
@@ -129,6 +135,9 @@ def emulated(
             memories.append(stored(arrays["src"], kernel.src.element_strides))
         elif slot.kind in ("dst", "result"):
             memories.append(made[slot.key])
+        elif slot.kind == "workspace":
+            memories.append(np.full(source.workspace_bytes // 4, np.nan, np.float32))
+            memories[-1][: COUNTER_BYTES // 4] = 0
         elif slot.kind == "parameter":
             memories.append(values[slot.key])
         elif slot.kind == "extent":
@@ -142,6 +151,8 @@ def emulated(
             packed = packing.of(arrays[slot.key])
             memories.append(np.ravel(packed).astype(np.float32))
     gluon_emulator.run(source, memories)
+    if source.workspace_bytes:
+        assert not memories[-1][: COUNTER_BYTES // 4].any(), "a launch leaves the counters zero"
     places = offsets(kernel.dst.shape, kernel.dst.element_strides)
     return {key: each[places] for key, each in made.items()}
 
