@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -162,7 +163,9 @@ def _offsets(pointer: Pointer, mask: Any) -> tuple[Any, Any]:
     return np.broadcast_to(offset, held.shape), held
 
 
-def _load(pointer: Pointer, mask: Any = None, other: float = 0.0, volatile: bool = False) -> NDArray[Any]:
+def _load(
+    pointer: Pointer, mask: Any = None, other: float = 0.0, cache_modifier: str = "", volatile: bool = False
+) -> NDArray[Any]:
     if volatile:  # a program that waits for others lets them go on
         time.sleep(0.001)
         assert time.monotonic() < _program.until, "the programs never met"
@@ -185,18 +188,18 @@ class Tile(np.ndarray[Any, Any]):
         return self[..., 0].view(Tile), self[..., 1].view(Tile)
 
 
-def _store(pointer: Pointer, value: Any, mask: Any = None) -> None:
+def _atomic(pointer: Pointer, value: int, sem: str, scope: str, is_sum: bool = True) -> int:
+    """The number that was there."""
+    with _counting:
+        before = int(pointer.memory[pointer.offset])
+        pointer.memory[pointer.offset] = before * is_sum + value
+    return before
+
+
+def _store(pointer: Pointer, value: Any, mask: Any = None, cache_modifier: str = "") -> None:
     offset, held = _offsets(pointer, mask)
     assert (offset[held] < pointer.memory.size).all(), "a store outside of its result"
     pointer.memory[offset[held]] = np.broadcast_to(value, held.shape)[held]
-
-
-def _add(pointer: Pointer, more: float, sem: str, scope: str) -> Any:
-    """What was there before."""
-    with _counting:
-        before = pointer.memory[pointer.offset]
-        pointer.memory[pointer.offset] += more
-    return before
 
 
 def _product(a: Shared | Tile, b: Shared, acc: Any, is_async: bool = False, use_acc: Any = True) -> Any:
@@ -253,7 +256,8 @@ def _language() -> ModuleType:
         arange=lambda low, high, layout=None: np.arange(low, high).view(Tile),
         zeros=lambda shape, dtype, layout=None: np.zeros(shape, dtype).view(Tile),
         full=lambda shape, value, dtype, layout=None: np.full(shape, value, dtype).view(Tile),
-        max=np.max, sum=np.sum, store=_store,
+        max=np.max, sum=np.sum, store=_store, pointer_type=lambda dtype: 1,
+        atomic_add=_atomic, atomic_xchg=partial(_atomic, is_sum=False),
         expand_dims=lambda x, axis: np.expand_dims(x, axis).view(Tile),
         exp=np.exp, exp2=np.exp2, sqrt=np.sqrt, rsqrt=lambda x: 1 / np.sqrt(x),
         maximum=lambda x, y, propagate_nan=None: np.asarray(np.maximum(x, y)).view(Tile),
@@ -264,8 +268,7 @@ def _language() -> ModuleType:
         NVMMASharedLayout=lambda *_: None, DotOperandLayout=lambda *_: None, erf=_erf,
         BlockedLayout=lambda *_: None, SwizzledSharedLayout=lambda *_: None,
         convert_layout=lambda value, layout, assert_trivial=False: value,
-        inline_asm_elementwise=_instruction, atomic_add=_add, num_programs=lambda axis: _program.count,
-        atomic_xchg=lambda pointer, value, sem, scope: _store(pointer, value),
+        inline_asm_elementwise=_instruction, num_programs=lambda axis: _program.count,
         cast=lambda x, dtype: np.asarray(x).astype(dtype).view(Tile),
     )  # fmt: skip
     return gl

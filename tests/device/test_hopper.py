@@ -24,6 +24,8 @@ PLANS = (
     "bf16[4100x520] -> matmul(1304) -> bias -> gelu(approximate=tanh)",
     "f16[64x512x7x7, nhwc] -> conv2d(2048, kernel=1) -> bias -> relu",
     "bf16[4100x520] -> linear(2608) -> bias -> glu(silu, gate=first)",
+    "bf16[1100x3080] -> matmul(3000) -> bias -> add -> relu",
+    "bf16[1100x3080] -> linear(3008) -> glu(silu, gate=first)",
     "f32[16x8x62x62] -> conv2d(64, kernel=3, precision=tf32) -> bias -> relu",
     "f32[8x64x30x31] -> conv2d(136, kernel=3, padding=1, precision=tf32) -> batch_norm -> add -> relu",
     "f32[8x40x31x31, nhwc] -> conv2d(64, kernel=3, stride=2, padding=1, precision=tf32) -> bias -> add",

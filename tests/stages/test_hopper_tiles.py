@@ -119,3 +119,21 @@ def test_rows_of_a_gated_weight_begin_with_a_sector() -> None:
     assert choice.packed_weight(kernel).extents == (512, 1, 1008)
     plain = lowered("bf16[256x1000] -> linear(512)")  # read as it is, where nothing has to be put in order
     assert choice.packed_weight(plain).extents == (512, 1, 1000)
+
+
+def test_tiles_are_spread_where_programs_would_be_idle() -> None:
+    def found(text: str) -> set[bool]:
+        return {knobs.spread for knobs, _ in choices(lowered(text), TARGET)}
+
+    assert found("bf16[1591x3880] -> matmul(4096)") == {False, True}
+    assert found("bf16[1408x4096] -> matmul(3072)") == {
+        False,
+        True,
+    }  # 132 tiles of 128 x 256, but not of others
+    assert found("bf16[1591x256] -> matmul(4096)") == {False}  # too few blocks
+    assert found("bf16[*x3880] -> matmul(4096)") == {False}  # any number of tiles
+    assert found("bf16[65537x16384] -> matmul(65528)") == {False}  # blocks past 32 bits
+    kernel = lowered("bf16[1408x4096] -> matmul(3072)")
+    assert not any(
+        knobs.spread for knobs, _ in choices(kernel, TARGET) if (knobs.box, knobs.columns) == ((128,), 256)
+    )

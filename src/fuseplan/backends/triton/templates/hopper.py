@@ -17,11 +17,13 @@ from fuseplan.backends.triton.index import ceil_div
 from fuseplan.backends.triton.template import GpuTemplate, weight_packing
 from fuseplan.backends.triton.templates import product_cost
 from fuseplan.backends.triton.templates.hopper_schedule import Knobs, Schedule
+from fuseplan.backends.triton.templates.hopper_spread import Spread
 from fuseplan.backends.triton.templates.hopper_tiles import (
     ALIGNED,
     HALF,
     MOST_AXES,
     MOST_STEP,
+    SECTOR_BYTES,
     Geometry,
     row_of,
 )
@@ -71,6 +73,8 @@ class Hopper(Knobs, GpuTemplate):
         swapped: whether features are the rows of the products, and positions their columns; products with
             many columns read their factors less often from shared memory.
         reaching: whether one copy of src serves all taps along the first spatial axis.
+        spread: whether all programs have an equal share of the last tiles' sums, where these leave some
+            without work: a program adds some channels of a tile, and leaves the sum to the next one.
     """
 
     name: ClassVar[str] = "hopper"
@@ -166,7 +170,6 @@ def _copy_claims(kernel: Kernel) -> Iterator[Claim]:
 
 
 SHARED_BYTES = 227 * 1024  # what one program may have; two on one processor have half each
-LINE_BYTES = 128  # of the L2
 RESERVED_BYTES = 1024  # of a program's shared memory, for the system
 FEWEST_STAGES, MOST_STAGES = 2, 8
 BOXES = 2  # that are tried of a size: those that cover dst best
@@ -175,22 +178,26 @@ BANDS = (4, 8)
 # groups, together, programs on a processor: accumulators of a thread
 FORMS = {(2, False, 1): 128, (2, True, 1): 128, (1, False, 2): 64, (3, False, 1): 64}
 
-# One processor of an H100. Over 13 convolutions and 5 products that were timed in every form, these numbers
-# choose within 1.05 of the best, geometric mean, and within 1.18 at worst; over 18 products, 12 of them of
-# random extents, within 1.09 and 1.20.
-FLOPS_A_SECOND = 5.2e12
-L2_BYTES_A_SECOND = 80e9
-LATENCY = 2.0e-6  # of a copy from memory, with all others under way
-STEPS_A_SECOND = 1.7e9  # of a warp: what comes after the sum, an instruction at a time
-TILE_SECONDS = 0.2e-6  # between the sums of one group: waits for barriers and for the copy to dst
-SHARED_READS = 38.0  # of 64 x 64 products: those of 128 columns are as fast as shared memory allows
+# One processor of an H200. The numbers were fitted to 1,900 times of 60 products and convolutions, most of
+# them random, with those of `product_cost`: choices take 1.04 of the fastest candidate's time, on average.
+FLOPS_A_SECOND = {HALF: 6.3e12, 4: 2.6e12}  # by the bytes of an element
+L2_BYTES_A_SECOND = 102e9
+LATENCY = 1.4e-6  # of a copy from memory, with all others under way
+START = 2.11e-6  # of a launch: from its first copies to its first products, and its last stores
+STEPS_A_SECOND = 2.25e9  # of a warp: what comes after the sum, an instruction at a time
+TILE_SECONDS = 0.6e-6  # between the sums of one group: waits for barriers and for the copy to dst
+SHARED_READS = 34.2  # of 64 x 64 products: those of 128 columns are as fast as shared memory allows
 # Seconds of the loads that a thread has under way, with channels last, and first: four times as many then.
 LOADED_LAST, LOADED_FIRST = 0.9e-6, 1.6e-6
-BETWEEN_LINES = 1.25  # copies of rows that begin inside of a line of the L2, over copies of whole lines
 SCATTERED = 20  # instructions for an element that registers store along features
 COPIED = 3.2  # for each byte of the copy of src: as long as so many take through memory
-MEETING = 3.0e-6  # of all programs, behind their copies of src
-HIDDEN = 0.3  # of the shorter of arithmetic and memory shows beside the longer
+PADDED = 3.0e-6  # programs wait for each other, behind their copies of src
+BROKEN = 1.68  # copies of rows that begin inside of sectors, over copies of whole sectors
+HIDDEN = 0.337  # of the shorter of arithmetic and memory shows beside the longer
+MEETING = 4.32e-6  # of spread tiles: waits for the sums of other programs
+SUM_BYTES_A_SECOND = 33.7e9  # of these sums, written and read
+APART = 1.22  # copies of programs that are at other channels each, over copies of the same ones at once
+STAYING = 16  # weights of up to this part of the L2 are as fast for later tiles of rows as for the first
 
 
 def choices(kernel: Kernel, target: Target) -> Iterator[tuple[Knobs, float]]:
@@ -219,41 +226,53 @@ def seconds(schedule: Schedule, target: Target) -> float:
     # groups that take turns, or programs side by side, finish one tile while they sum another
     beside = knobs.groups if schedule.takes_turns else knobs.programs
     inside = max(tiles * summing, ceil_div(tiles, beside) * (summing + finishing)) + finishing
+    if knobs.spread:
+        meeting = MEETING + 2 * 4 * prod(knobs.box) * knobs.columns / SUM_BYTES_A_SECOND
+        turns = schedule.tiles / places
+        sums = turns * summing + min(turns, 1 + turns % 1) * (_summing(schedule, APART) - summing)
+        inside = sums + tiles * finishing + meeting
     memory = _moved(schedule, target) / model.rates(target).memory
     padding = COPIED * schedule.padded_bytes / model.rates(target).memory
-    padding += MEETING * schedule.geometry.is_padded
-    return max(inside, memory) + HIDDEN * min(inside, memory) + padding + LATENCY + model.LAUNCH_SECONDS
+    padding += PADDED * schedule.geometry.is_padded
+    return max(inside, memory) + HIDDEN * min(inside, memory) + padding + START + model.LAUNCH_SECONDS
 
 
 def _moved(schedule: Schedule, target: Target) -> float:
-    """Bytes through memory: all once, and a weight too large for the L2 again for later tiles of rows."""
+    """Bytes through memory: all once, a weight that the L2 does not keep again for later tiles of rows."""
     kernel, knobs = schedule.kernel, schedule.knobs
     weight = kernel.weight.nbytes
     broken = schedule.geometry.broken(schedule.part) - 1 if schedule.geometry.scatters else 0.0
     once = kernel.minimum_bytes + broken * kernel.dst.nbytes
-    if weight < target.l2_bytes // 2:
+    if weight * STAYING < target.l2_bytes:
         return once
     together = max(knobs.band, target.processors * knobs.programs / schedule.across)
     return once + weight * max(0.0, prod(schedule.counts) / together - 1)
 
 
-def _summing(schedule: Schedule) -> float:
-    """Seconds for the sums of a tile: products, or copies through the L2."""
+def _summing(schedule: Schedule, apart: float = 1.0) -> float:
+    """Seconds for the sums of a tile: products, or copies through the L2 that take `apart` times as long."""
     knobs = schedule.knobs
     columns = schedule.sum_shape[1]
     # of a product, 64 rows and all columns are read from shared memory anew
     reading = max(1.0, SHARED_READS * (64 + columns) / (64 * columns))
     depth = schedule.blocks * schedule.lines * knobs.depth
-    rate = FLOPS_A_SECOND * HALF / schedule.itemsize
-    products = 2 * prod(knobs.box) * knobs.columns * depth * reading / rate
+    products = 2 * prod(knobs.box) * knobs.columns * depth * reading / FLOPS_A_SECOND[schedule.itemsize]
     if schedule.geometry.gathers:
         return max(products, schedule.blocks * _loading(schedule))
     flying = knobs.programs * knobs.stages * schedule.stage_bytes / LATENCY
-    # rows of a product begin with a line of the L2, or between two; those of taps share lines
-    is_whole = schedule.geometry.taps > 1 or schedule.geometry.pitch * schedule.itemsize % LINE_BYTES == 0
-    moved = schedule.stage_bytes * (1.0 if is_whole else BETWEEN_LINES)
-    copies = schedule.blocks * moved / min(L2_BYTES_A_SECOND, flying)
-    return max(products, copies)
+    waiting = schedule.stage_bytes / flying
+    return max(products, schedule.blocks * max(waiting, apart * _copied_bytes(schedule) / L2_BYTES_A_SECOND))
+
+
+def _copied_bytes(schedule: Schedule) -> float:
+    """Bytes of a stage, more for rows that begin inside of sectors; taps share their sectors."""
+    geometry, size = schedule.geometry, schedule.itemsize
+    steps = [axis.src_stride for axis in geometry.axes if axis.positions > 1]
+    row = row_of(geometry.features) if geometry.is_turned else geometry.packed_channels
+    more = BROKEN - 1 if geometry.taps == 1 else 0.0
+    src = more * schedule.src_bytes * any(step * size % SECTOR_BYTES for step in steps)
+    weight = more * (schedule.stage_bytes - schedule.src_bytes) * (row * size % SECTOR_BYTES > 0)
+    return schedule.stage_bytes + src + weight
 
 
 def _loading(schedule: Schedule) -> float:
@@ -307,10 +326,10 @@ def _variants(base: Knobs, geometry: Geometry, target: Target) -> Iterator[tuple
     """The choice, also in bands, and with the weight held."""
     schedule = Schedule(base, geometry)
     grid = schedule.grid(target.processors)
-    yield from _deepest(schedule, target)
-    if schedule.across > 1 and schedule.tiles > 4 * grid:
-        for band in BANDS:
-            yield from _deepest(Schedule(replace(base, band=band), geometry), target)
+    bands = (1, *BANDS) if schedule.across > 1 and schedule.tiles > 4 * grid else (1,)
+    orders = (False, True) if Spread(schedule, target.processors * base.programs).can_be else (False,)
+    for band, spread in product(bands, orders):
+        yield from _deepest(Schedule(replace(base, band=band, spread=spread), geometry), target)
     # a held weight serves the features of one block: a program has to stay with them, and to have more tiles
     one_weight = not geometry.kernel.contraction.weight_per_batch
     if grid % schedule.across == 0 and schedule.tiles > grid and one_weight:

@@ -24,6 +24,7 @@ from fuseplan.backends.triton.index import (
 from fuseplan.backends.triton.shell import of_launch
 from fuseplan.backends.triton.storage import named
 from fuseplan.backends.triton.templates.hopper_schedule import Schedule, advance, widened
+from fuseplan.backends.triton.templates.hopper_spread import Spread
 from fuseplan.backends.triton.templates.product_tiles import row_axes
 from fuseplan.backends.triton.text import Text
 from fuseplan.kernels.emit import COUNTER_BYTES, Slot
@@ -50,8 +51,8 @@ class Copying:
     warps = 1
     by_channels = False
 
-    def __init__(self, text: Text, schedule: Schedule, grid: int) -> None:
-        self.text, self.schedule, self.grid = text, schedule, grid
+    def __init__(self, text: Text, schedule: Schedule, grid: int, spread: Spread) -> None:
+        self.text, self.schedule, self.grid, self.spread = text, schedule, grid, spread
         self.knobs, self.geometry = schedule.knobs, schedule.geometry
         self.contraction = schedule.geometry.conv
         self.weight = argument(Slot("operand", schedule.kernel.weight.key))
@@ -70,8 +71,7 @@ class Copying:
             if self.knobs.resident:
                 self._hold_weight()
             text.line("stage = 0", "phase = 1")
-            tiles = schedule.launched * schedule.across
-            with text.block(f"for tile in range(gl.program_id(0), {tiles}, {self.grid})"):
+            with self.spread.turns(text, "gl.program_id(0)", self.grid):
                 schedule.place_tile(text, needs_feature=not self.knobs.resident)
                 with ExitStack() as loops:
                     where, tap = self._loops(loops)
@@ -120,7 +120,8 @@ class Copying:
     def _channel_loop(self, loops: ExitStack) -> Index:
         depth, channels = self.knobs.depth, self.geometry.channels
         most = ceil_div(channels, depth) * depth
-        loops.enter_context(self.text.block(f"for channel in range(0, {most}, {depth})"))
+        ends = f"begin * {depth}, end * {depth}" if self.knobs.spread else f"0, {most}"
+        loops.enter_context(self.text.block(f"for channel in range({ends}, {depth})"))
         if self.contraction.groups == 1:
             return Index("channel")
         feature = Index("feature", 0, self.contraction.features - 1)

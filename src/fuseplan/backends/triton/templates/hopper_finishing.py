@@ -9,6 +9,7 @@ from math import prod
 from fuseplan.backends.triton.elementwise import Elementwise, Known, Place, argument
 from fuseplan.backends.triton.index import ACROSS, ALL, DOWN, WIDE, Index, Mask, as_index, digits, number
 from fuseplan.backends.triton.templates.hopper_schedule import PART_TILES, Schedule, widened
+from fuseplan.backends.triton.templates.hopper_spread import Spread
 from fuseplan.backends.triton.templates.hopper_tiles import HALF
 from fuseplan.backends.triton.text import Text
 from fuseplan.kernels.emit import Slot
@@ -29,8 +30,8 @@ class Finishing:
         slots: of the epilogue's operands and parameters.
     """
 
-    def __init__(self, text: Text, schedule: Schedule) -> None:
-        self.text, self.schedule = text, schedule
+    def __init__(self, text: Text, schedule: Schedule, spread: Spread) -> None:
+        self.text, self.schedule, self.spread = text, schedule, spread
         self.knobs, self.kernel, self.geometry = schedule.knobs, schedule.kernel, schedule.geometry
         self.between = Elementwise(self.kernel, "between", text, namespace="gl")
         self.epilogue = Elementwise(self.kernel, "epilogue", text, namespace="gl")
@@ -137,7 +138,13 @@ class Finishing:
             text.line(f"mbarrier.wait({brought(operand)[1]}, turn)")
         if schedule.copied:
             text.line("turn ^= 1")
-        parts, summed = schedule.parts, self._summed()
+        row, column = self._vector(schedule.sum_shape[0], 1), self._vector(schedule.part_width, 0)
+        with self.spread.ended(text, self._split(), str(row), str(column)) as halves:
+            self._finish(halves)
+
+    def _finish(self, halves: Sequence[str]) -> None:
+        text, schedule = self.text, self.schedule
+        parts, summed = schedule.parts, self._summed(halves)
         first, known = self._columns(parts[0])
         names = [*schedule.letters, "feature"]
         last = max(self._first_feature(part).high for part in parts)
@@ -251,9 +258,8 @@ class Finishing:
         lying = Place("", str(feature.at(self._along)), "", "", str(self._has_channel(column)))
         return self.between.apply(total, lying)
 
-    def _summed(self) -> list[list[str]]:
+    def _summed(self, halves: Sequence[str]) -> list[Sequence[str]]:
         """The sums that each part of dst is made of: of a gated product all gates come before all values."""
-        halves = self._split()
         count = len(halves) // self.geometry.ways
         return [halves[place::count] for place in range(count)]
 

@@ -57,6 +57,7 @@ class Knobs:
     band: int = 1
     swapped: bool = False
     reaching: bool = False
+    spread: bool = False
 
 
 class Schedule:
@@ -91,7 +92,7 @@ class Schedule:
         self.open_place = self.geometry.opened.get("axis")
         self.letters = tuple(axis.letter for axis in geometry.axes)
         self.is_open = self.kernel.open_axis is not None
-        self.given = ["extent"] if self.is_open else []
+        self.given = [*["workspace"] * knobs.spread, *["extent"] * self.is_open]
         self.lines = self.geometry.axes[0].taps if knobs.reaching else 1
         self.reach = geometry.axes[0].reach if knobs.reaching else 0
         self.more, self.span = self.reach & -self.reach, knobs.box[0] + self.reach
@@ -157,10 +158,13 @@ class Schedule:
     def grid(self, processors: int) -> int:
         """Programs: as many as run at a time, or fewer where there are fewer tiles, if that is known."""
         most = processors * self.knobs.programs
-        return most if self.is_open or self.geometry.is_padded else min(self.tiles, most)
+        is_whole = self.is_open or self.geometry.is_padded or self.knobs.spread
+        return most if is_whole else min(self.tiles, most)
 
     def programs(self, processors: int) -> int | Programs:
         """Programs of a launch."""
+        if self.knobs.spread:
+            return self.grid(processors)
         place = self.open_place or 0
         across = self.tiles // self.counts[place]
         rows, most = self.geometry.axes[place].rows, self.grid(processors)

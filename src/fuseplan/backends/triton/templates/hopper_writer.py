@@ -21,6 +21,7 @@ from fuseplan.backends.triton.templates.hopper_schedule import (
     ring,
     specialized,
 )
+from fuseplan.backends.triton.templates.hopper_spread import Spread
 from fuseplan.kernels.emit import COUNTER_BYTES, Slot
 
 
@@ -34,9 +35,11 @@ class HopperWriter(Writer):
         self.schedule, self.geometry = schedule, schedule.geometry
         knobs = self.knobs = schedule.knobs
         self.grid, self.programs = schedule.grid(processors), schedule.programs(processors)
-        self.finishing = Finishing(self.text, schedule)
+        self.spread = Spread(schedule, self.grid)
+        self.workspace_bytes = self.spread.workspace_bytes
+        self.finishing = Finishing(self.text, schedule, self.spread)
         kind = Gathering if self.geometry.gathers else Copying
-        self.copying = kind(self.text, schedule, self.grid)
+        self.copying = kind(self.text, schedule, self.grid, self.spread)
         self.element = named(self.kernel.src.dtype, "gl")
         self.tensors = schedule.tensors(self.finishing.slots)
         # two programs share a processor only if the compiler is told to keep to half of its registers
@@ -79,7 +82,7 @@ class HopperWriter(Writer):
             if knobs.resident:
                 text.line("mbarrier.wait(held, 0)")
             self.finishing.begin()
-            with text.block(f"for tile in range({start}, {schedule.launched * schedule.across}, {stride})"):
+            with self.spread.turns(text, start, stride):
                 schedule.place_tile(text)
                 self.finishing.prepare()
                 self._multiply()
@@ -112,7 +115,8 @@ class HopperWriter(Writer):
         text.line(f"total = gl.zeros({schedule.sum_shape}, gl.float32, layout=whole)")
         if schedule.takes_turns:
             text.line("mbarrier.wait(order.index(group), mine)", "mine ^= 1")
-        with text.block(f"for block in range({schedule.blocks})"):
+        first, ends = ("begin", "begin, end") if knobs.spread else ("0", f"{schedule.blocks}")
+        with text.block(f"for block in range({ends})"):
             text.line("mbarrier.wait(full.index(stage), phase)")
             for line in range(schedule.lines):
                 factors = self._factors(line)
@@ -121,7 +125,7 @@ class HopperWriter(Writer):
             text.line(
                 f"total = warpgroup_mma_wait({schedule.lines}, deps=(total,))",
                 f"before = gl.where(stage == 0, {knobs.stages - 1}, stage - 1)",
-                "mbarrier.arrive(empty.index(before), pred=block > 0)",
+                f"mbarrier.arrive(empty.index(before), pred=block > {first})",
             )
             advance(text, knobs.stages)
         if schedule.takes_turns:

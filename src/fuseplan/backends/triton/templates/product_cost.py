@@ -13,6 +13,7 @@ from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.target import Target
 from fuseplan.language.dtypes import dtype_of
 
+SECTOR_BYTES = 32  # of memory
 STEP = 32  # the most products that a tensor core adds before their sum leaves it, in `tf32x3`
 
 
@@ -52,10 +53,11 @@ class Fit:
         l2_bytes: from the second cache, a second and processor.
         between: seconds of a step besides the copies from there.
         reached: the share of the GPU's rate that products reach on full tiles, by arithmetic.
-        half, single: measured over estimated seconds of 16-bit and of longer dtypes, geometric mean; of 16
-            bits in units of Hopper's estimates, which are 1.18 of the measured seconds.
+        half, single: measured over estimated seconds of 16-bit and of longer dtypes, geometric mean.
         arriving: seconds of a sum in parts: to the second cache, and the last program's way there and back.
         finishing: seconds in which a warp finishes an element of a tile.
+        tile: seconds of a program's first loads and last stores.
+        broken: copies of a weight's rows that begin inside of sectors, over those of whole sectors.
     """
 
     step: float
@@ -66,32 +68,26 @@ class Fit:
     single: float
     arriving: float = 12e-6
     finishing: float = 0.0
+    tile: float = 1.5e-6
+    broken: float = 1.0
 
 
-# The numbers of 16 bits were fitted to 1,400 times of 37 random products and convolutions on an H200. Choices
-# take 1.056 of the fastest, geometric mean, and 1.27 at worst; without `finishing` 1.098 and 1.47.
+# The numbers of 16 bits were fitted on an H200: those of rows, with Hopper's, to 1,900 times of 60 products
+# and convolutions, most of them random; those of gathered elements to 1,400 times of 37 others.
 _ROWS = Fit(
-    0.7e-6,
-    5.5e12 / 132,
-    0.0,
-    {"native": 0.85, "tf32": 0.75, "tf32x3": 0.75, "ieee": 0.6, "summed": 0.05},
-    half=1.1,
-    single=1.1,
-)
+    0.7e-6, 5.5e12 / 132, 0.0, {"native": 0.85, "tf32": 0.75, "tf32x3": 0.75, "ieee": 0.6, "summed": 0.05},
+    half=1.1, single=1.1,
+)  # fmt: skip
 _HALF_ROWS = replace(
-    _ROWS, step=1.65e-6, l2_bytes=76e9, between=0.13e-6, half=1.09, arriving=7.6e-6, finishing=1.0e-9
-)
+    _ROWS, step=1.62e-6, l2_bytes=95e9, between=0.127e-6, half=0.86, arriving=3.92e-6,
+    finishing=1.18e-9, tile=2.39e-6, broken=2.22,
+)  # fmt: skip
 _GATHERED = Fit(
-    0.8e-6,
-    80e9,
-    0.0,
-    {"native": 0.8, "tf32": 0.8, "tf32x3": 0.75, "ieee": 0.5, "summed": 0.05},
-    half=1.6,
-    single=1.3,
-)
-_HALF_GATHERED = replace(_GATHERED, step=0.45e-6, half=1.48, arriving=7.6e-6, finishing=1.0e-9)
+    0.8e-6, 80e9, 0.0, {"native": 0.8, "tf32": 0.8, "tf32x3": 0.75, "ieee": 0.5, "summed": 0.05},
+    half=1.6, single=1.3,
+)  # fmt: skip
+_HALF_GATHERED = replace(_GATHERED, step=0.45e-6, half=1.12, arriving=7.6e-6, finishing=1.0e-9)
 _OPERAND = 1.6  # of `finishing`: an element of a tensor that is read for it
-_TILE = 1.5e-6  # seconds of a program's first loads and last stores
 _CLOCK = 1.7e9
 _APART = 1.6  # channels apart in memory, over channels side by side: four convolutions of f32, geometric mean
 
@@ -120,7 +116,7 @@ def seconds(knobs: Knobs, kernel: Kernel, target: Target) -> float:
     arriving = fit.arriving if knobs.split > 1 else 0.0
     read = sum(op.role == "epilogue" and not op.packed for op in kernel.operands)
     finishing = fit.finishing * knobs.rows * knobs.features / knobs.warps * (1 + _OPERAND * read)
-    working = waves * (tiles.steps * step + _TILE + finishing)
+    working = waves * (tiles.steps * step + fit.tile + finishing)
     apart = _APART if tiles.is_gathered and kernel.src.element_strides[1] != 1 else 1.0
     estimate = model.LAUNCH_SECONDS + max(working * apart, memory) + arriving
     return estimate * (fit.half if is_half else fit.single)
@@ -132,7 +128,9 @@ def _loading(knobs: Knobs, tiles: Tiles, fit: Fit) -> float:
     Gathered elements take instructions of their own, and all taps find src in the first cache.
     """
     kernel, itemsize = tiles.kernel, tiles.kernel.src.itemsize
-    weight = knobs.weights * knobs.features * knobs.depth * itemsize
+    weight = float(knobs.weights * knobs.features * knobs.depth * itemsize)
+    if not tiles.is_gathered and tiles.channels * itemsize % SECTOR_BYTES:
+        weight *= fit.broken
     moved = (knobs.rows / tiles.conv.taps * knobs.depth * itemsize + weight) / fit.l2_bytes + fit.between
     if not tiles.is_gathered:
         return moved
