@@ -116,13 +116,20 @@ class Fused:
         trace(lambda: self.report)
         self._module, self._graph = module, made.module
         self._in, self._out = given.in_spec, given.out_spec
+        count = self._in.num_leaves
+        flat = pytree.tree_structure(((0,) * count, {}))
+        self._flat = count if self._in == flat else -1  # how many tensors a call takes that has nothing else
         own = range(len(given.state))
         self._planned = Arenas(made.module, own, given.device) if is_planned else unplanned
         self._form, self._is_told = self._form_of(pytree.tree_leaves(example)), False
         self._functions = given.functions
 
     def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
-        leaves, spec = pytree.tree_flatten((inputs, kwargs))
+        is_flat = len(inputs) == self._flat and not kwargs
+        if is_flat and all(isinstance(each, torch.Tensor) for each in inputs):
+            leaves, spec = [*inputs], self._in  # 0.3 us, and 7 otherwise
+        else:
+            leaves, spec = pytree.tree_flatten((inputs, kwargs))
         own = self._held.current()
         is_known = own is not None and spec == self._in and self._form_of(leaves) == self._form
         if own is None or not is_known or not self._extents.hold(leaves):

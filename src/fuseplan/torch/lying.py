@@ -109,7 +109,8 @@ def content(tensor: torch.Tensor) -> bytes:
 def laid(tensor: torch.Tensor, spec: TensorSpec | Dense) -> torch.Tensor:
     """The tensor, or a copy whose elements lie as the kernel reads them."""
     plain, strides = aligned(tensor), spec.element_strides
-    if plain.shape != spec.shape or same_strides(spec.shape, plain.stride(), strides):
+    lying = plain.stride()
+    if plain.shape != spec.shape or lying == strides or same_strides(spec.shape, lying, strides):
         return plain
     return torch.empty_strided(spec.shape, strides, dtype=plain.dtype, device=plain.device).copy_(plain)
 
