@@ -100,6 +100,8 @@ def test_sums_do_not_depend_on_the_threads() -> None:
         (SUMS, (2, 128, 1, 1, False, 1, 0)),
         (SUMS, (4, 64, 1, 4, True, 1, 0)),
         (SUMS, (1, 512, 1, 1, False, 2, 3)),
+        (SUMS, (4, 64, 1, 1, True, 16, 0)),
+        (SUMS, (1, 64, 1, 4, True, 2, 1)),
         ("f32[5x1] -> layer_norm_backward(gradients=True)", (8, 1, 1, 1, False, 1, 0)),
         ("f64[21x31] -> rms_norm_backward(gradients=True)", (4, 32, 1, 1, False, 1, 2)),
     ],

@@ -116,7 +116,14 @@ def test_channels_at_axis_1_are_not_rows() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16"])
-@pytest.mark.parametrize("template", [GpuReduction(1, 64, 1, 4), GpuReduction(1, 16, 1, 4, lanes=True)])
+@pytest.mark.parametrize(
+    "template",
+    [
+        GpuReduction(1, 64, 1, 4),
+        GpuReduction(1, 16, 1, 4, lanes=True),
+        GpuReduction(1, 16, 1, 4, lanes=True, ahead=1),
+    ],
+)
 def test_a_gpus_softmax_of_infinities_and_nan(dtype: str, template: GpuReduction) -> None:
     """Where a row is held, dst has the exponentials of the sum, which is 0 of nothing but -inf."""
     kernel = lower(match(FusionPlan.parse(f"{dtype}[5x40] -> softmax")))
@@ -138,3 +145,25 @@ def test_two_rows_share_what_the_first_cache_does_not_hold() -> None:
         chosen = decide(plan, "triton:sm_90").choice.template
         assert isinstance(chosen, GpuReduction)
         assert chosen.cells == cells, plan
+
+
+@pytest.mark.parametrize("width", [144, 150])
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize(
+    "chain",
+    [
+        "layer_norm -> gelu",
+        "add -> save(sum) -> rms_norm -> dynamic_quantize(i8)",
+        "scale -> log_softmax",
+        "layer_norm(affine=False) -> mul -> cast(f32)",
+        "layer_norm_backward",
+        "cross_entropy_backward",
+    ],
+)
+def test_a_gpu_keeps_rows_in_pieces(chain: str, dtype: str, width: int) -> None:
+    """Where a row is whole vectors a lane has all of one or nothing; the row is read once in any case."""
+    plan, template = f"{dtype}[5x{width}] -> {chain}", GpuReduction(1, 64, 1, 4, lanes=True, ahead=1)
+    assert_interpreted(plan, template, slack=64)
+    text = template.emit(lower(match(FusionPlan.parse(plan))), parse_target("triton:sm_90")).text
+    assert "for block" not in text
+    assert ("* 4) < 144" in text) == (dtype == "f32" and width == 144)

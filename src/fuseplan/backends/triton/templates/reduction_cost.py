@@ -14,7 +14,7 @@ from fuseplan.backends.triton import model
 from fuseplan.backends.triton.index import ceil_div
 from fuseplan.backends.triton.resources import REGISTERS
 from fuseplan.backends.triton.templates.reduction_picks import picks
-from fuseplan.backends.triton.templates.reduction_sums import shared_columns, shares
+from fuseplan.backends.triton.templates.reduction_sums import holds_sums, shared_columns, shares
 from fuseplan.backends.triton.templates.reduction_tiles import VECTOR, ReductionKnobs
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.target import Target
@@ -46,6 +46,9 @@ STEEP = 2.67  # of the norm of these times
 # Registers of a thread for all else, for an element of src, and for one of an operand: of the cell; that all
 # cells share, in formulas behind the statistics, and in these. Where a tile has whole cells, or pieces.
 WHOLE, PIECE = (17, 1.0, 1.0, 0.25, 0.6), (26, 0.4, 0.5, 0.3, 0.3)
+# Of a row in pieces: for all else; the share of the registers there are that may be asked for; that more of
+# halves, which the compiler then keeps in pairs, beside others of the cell, and beside sums in few warps.
+BESIDE, ROOM, HALVED, FEW = 24, 0.95, 0.2, 8
 PLACED = 2  # for an element's place, and for the one that is chosen
 MOST = 255  # registers of a thread
 PROGRAMS, THREADS = 32, 2048  # of a processor
@@ -60,7 +63,9 @@ ISSUE, ISSUED = 0.00286e-6, 0.0106e-6  # of a processor: for an element of each 
 KEPT, KEPT_BEYOND = 0.42, 0.1  # of the second cache, as `SERVED` and `BEYOND`
 CACHED, MET = 0.4, 1.67  # of a byte's time, through the second cache; of what programs leave there
 POWER = 3.66  # of the norm of these times
-LAST = 3e-6  # for programs to meet at the end
+# For programs to meet at the end, and for each pair of them, since all that wait ask again and again: of
+# 26213 rows of 192 elements, 54.6 us with 2,112 programs, and 21.5 with 792.
+LAST, ARRIVAL = 3e-6, 4e-12
 OF_CELL = (12, 20)  # registers for the numbers of a cell beside the sums; of one whose elements are held
 OWN, SHARED = 8.65, 0.35  # for all else, and for an element of an operand that all cells share
 OWN_BYTES, SHARED_BYTES = 3 << 10, 220 << 10  # shared memory of a program without tiles; of a processor
@@ -90,6 +95,7 @@ class Cost:
         in_terms, used = _leaves(terms), _leaves([*terms, *later])
         read = _leaves([*before, *terms])
         self.repeated, self.whole, self.own, self.before = kernel.src.itemsize, kernel.src.itemsize, 0, 0
+        self.own_first = 0
         self.shared = [0, 0]  # operands of all cells in formulas behind the statistics, and in these
         for each in kernel.operands:
             place, size = self.lattice.tensors.index(each.key), dtype_of(each.dtype).itemsize
@@ -99,6 +105,7 @@ class Cost:
                 self.whole += size
                 self.repeated += size * (each.key in read)
                 self.own += each.key in used
+                self.own_first += each.key in in_terms
                 self.before += each.key not in used
             elif each.key in used:
                 self.shared[each.key in in_terms] += 1
@@ -109,8 +116,7 @@ class Cost:
 
     def passes(self, knobs: ReductionKnobs) -> int:
         """How often src is read."""
-        is_held = knobs.elements * knobs.programs >= self.count
-        return 1 if is_held else self.kernel.passes - self.lattice.is_reduced
+        return 1 if knobs.holds(self.count) else self.kernel.passes - self.lattice.is_reduced
 
     def registers(self, each: float, *, is_whole: bool) -> float:
         """What a thread needs for so many elements of a tile, nearly."""
@@ -138,6 +144,19 @@ class Cost:
         fits_there = threads * knobs.resident <= THREADS and needed <= room
         return fits_there and (ahead + OWN_BYTES) * knobs.resident <= SHARED_BYTES
 
+    def fits_in_pieces(self, knobs: ReductionKnobs) -> bool:
+        """Whether registers hold the pieces of a row, and shared memory those of later ones."""
+        threads = knobs.warps * self.target.warp * max(1, knobs.resident)
+        is_half, has_few = self.kernel.src.itemsize < 4, knobs.warps <= FEW
+        room = ROOM + HALVED * is_half * (bool(self.own_first) + (bool(self.kernel.sums) and has_few))
+        return threads <= THREADS and self.in_pieces(knobs) <= room * min(MOST, REGISTERS // threads)
+
+    def in_pieces(self, knobs: ReductionKnobs) -> float:
+        """The registers of a thread that holds its share of a row in pieces, nearly."""
+        count = ceil_div(self.count, knobs.elements) * knobs.elements / (knobs.warps * self.target.warp)
+        held = 1 + self.own_first + self.shared[True] + len(self.kernel.sums)
+        return BESIDE + count * held * self.words
+
     def seconds(self, knobs: ReductionKnobs) -> float:
         """The estimate for one launch."""
         if self.kernel.sums:
@@ -145,7 +164,9 @@ class Cost:
         turns = ceil_div(self.count, knobs.elements * knobs.programs)
         groups, processors = ceil_div(self.cells, knobs.cells), self.target.processors
         each = knobs.cells * knobs.elements / (knobs.warps * self.target.warp)
-        places = knobs.resident or self._places(knobs.warps, each, is_whole=turns == 1)
+        is_cut = knobs.ahead > 0 and turns > 1
+        needed = self.in_pieces(knobs) if is_cut else self.registers(each, is_whole=turns == 1)
+        places = knobs.resident or self._places(knobs.warps, needed)
         joined = self.numbers * (1 if knobs.lanes else turns)
         memory = self._memory(knobs, min(places * processors, groups) * knobs.cells)
         chain = self._chain(knobs, turns, each, joined)
@@ -162,10 +183,10 @@ class Cost:
         taken: float = sum(each**STEEP for each in (memory, waits, issued / processors)) ** (1 / STEEP)
         return LAUNCH + taken + FIRST * chain * (knobs.resident > 0)
 
-    def _places(self, warps: int, each: float, *, is_whole: bool) -> int:
+    def _places(self, warps: int, needed: float) -> int:
         """Programs of a processor at a time."""
         most = min(MOST, REGISTERS // (warps * self.target.warp))
-        needed = min(most, self.registers(each, is_whole=is_whole)) * self.target.warp
+        needed = min(most, needed) * self.target.warp
         held = REGISTERS // PARTS // (ceil(needed / LOT) * LOT) * PARTS
         return max(1, min(PROGRAMS, THREADS // (warps * self.target.warp), held // warps))
 
@@ -198,24 +219,25 @@ class Cost:
         """
         kernel, programs = self.kernel, shares(self.kernel, self.target, knobs)
         blocks = ceil_div(self.count, knobs.elements)
-        visited = blocks * self.passes(knobs)
-        each = knobs.cells * knobs.elements / (knobs.warps * self.target.warp) * visited
+        passes, is_kept = self.passes(knobs), holds_sums(kernel, knobs, self.target.warp)
+        visited = blocks * (passes - is_kept) + is_kept  # the last pass is one block where sums are kept
+        each = knobs.cells * knobs.elements / (knobs.warps * self.target.warp) * blocks * passes
         joined = self.numbers * (1 if knobs.lanes else blocks)
         tiles = ceil_div(self.cells, knobs.cells)
-        turn = TURN[knobs.ahead > 0] + PASS * (visited - 1) + joined * JOIN * (knobs.warps > 1)
+        turn = TURN[knobs.ahead > 1] + PASS * (visited - 1) + joined * JOIN * (knobs.warps > 1)
         turn += SUMMED * each + joined * JOINED * knobs.warps * knobs.cells
         issued = knobs.resident * knobs.warps * (ISSUE * each + ISSUED * joined * knobs.cells)
         column = len(kernel.sums) * self.count * dtype_of(kernel.compute_dtype).itemsize
-        kept = 0.0 if blocks == 1 else 2 * column * tiles
+        kept = 0.0 if is_kept else 2 * column * tiles
         repeated = self.repeated * self.count
         in_flight = programs * knobs.cells * repeated
         missed = min(1.0, max(0.0, in_flight / (KEPT * self.target.l2_bytes) - 1) / KEPT_BEYOND)
-        again = (self.passes(knobs) - 1) * repeated * self.cells
+        again = (passes - 1) * repeated * self.cells
         cached = CACHED * (kept + (1 - missed) * again) + MET * 2 * programs * column
         memory = (kernel.minimum_bytes + missed * again + cached) / self.memory
         turns = ceil_div(tiles, programs)
         total: float = sum(each**POWER for each in (turns * turn, turns * issued, memory)) ** (1 / POWER)
-        return model.LAUNCH_SECONDS + LAST + total
+        return model.LAUNCH_SECONDS + LAST + ARRIVAL * programs**2 + total
 
 
 def _leaves(formulas: list[Scalar]) -> frozenset[str]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from fuseplan.backends.lattice import Axis, Lattice
 from fuseplan.backends.triton.elementwise import argument, load_src
-from fuseplan.backends.triton.index import ALL, Index, Mask, arange, as_index, merged, offset
+from fuseplan.backends.triton.index import ALL, Index, Mask, arange, as_index, counted, merged, offset
 from fuseplan.backends.triton.shell import Writer
 from fuseplan.backends.triton.storage import Storage
 from fuseplan.backends.triton.templates.reduction_tiles import Leaves, ReductionKnobs, Tile
@@ -33,6 +34,9 @@ class PlacedWriter(Writer):
         tile: the elements of a tile: columns, or an axis of lanes and one of each lane's neighbours.
         at_cell, has_cell: the cells' offsets in each tensor, and which of them exist.
         known: values of leaves that are the same for all tiles.
+        member: which program of a group.
+        blocks: of a cell's elements; `is_cut` where a program holds several of them.
+        fixed: where the blocks lie, of programs that hold them, or their sums, of all tiles.
         hint: to the second cache, of loads of src.
     """
 
@@ -47,6 +51,10 @@ class PlacedWriter(Writer):
     known: dict[str, str]
     indices: set[str]
     is_wide: bool
+    member: Index
+    blocks: int
+    is_cut: bool
+    fixed: list[Place]
     hint: str = ""
 
     def _steps(self, stem: str, axes: Sequence[Axis], index: Index, at: str) -> dict[str, Index]:
@@ -73,22 +81,54 @@ class PlacedWriter(Writer):
         exists = self.has_cell if down.constant is None else ALL
         return down + across + start, self.text.both(exists & tile) if across.constant is None else exists
 
+    def _held_blocks(self) -> list[Index]:
+        """The blocks of a program that are in its registers."""
+        every = [as_index(block) for block in range(self.blocks)]
+        return every if self.is_cut or self.fixed else [self.member]
+
+    @contextmanager
+    def _program_blocks(self) -> Iterator[Index]:
+        """A loop over the program's blocks."""
+        turns = f"{self.member}, {self.blocks}, {self.knobs.programs}"
+        with self.text.block(f"for block in range({turns if self.knobs.programs > 1 else self.blocks})"):
+            yield counted("block", self.blocks, self.is_wide)
+
     def _place(self, block: Index) -> Place:
         """Where the elements of a block lie along each tensor, and which there are."""
         text = self.text
-        element = block * self.knobs.elements + self._columns().wide(self.is_wide)
-        element = text.index(text.name("element"), element)
-        exists = text.mask(text.name("has_element"), element < self.lattice.element_count).at(self.across)
+        start = block * self.knobs.elements
+        element = text.index(text.name("element"), start + self._columns().wide(self.is_wide))
+        known = start + self._vectors().wide(self.is_wide) if self.has_whole_vectors else element
+        exists = text.mask(text.name("has_element"), known < self.lattice.element_count).at(self.across)
         return self._steps("element", self.lattice.elements, element, self.across), exists
+
+    @property
+    def has_whole_vectors(self) -> bool:
+        """Whether lanes have all of their neighbours or none: then a lane has one mask.
+
+        Layer norm of 21568 rows of 4120 in blocks of 1024 took 116 us on an H200, with a mask for each 166.
+        """
+        return len(self.tile) > 1 and self.lattice.element_count % self.tile[-1] == 0
+
+    def _vectors(self) -> Index:
+        """The first element of each lane of a tile."""
+        vector, lane = self.tile[-1], f"tl.arange(0, {self.tile[0]})[:, None]"
+        text = f"{lane} * {vector}" if vector > 1 else lane
+        return Index(f"({text})", 0, self.knobs.elements - vector, is_vector=True)
 
     def _columns(self) -> Index:
         """The elements of a tile."""
         if len(self.tile) == 1:
             return arange(self.knobs.elements)
-        vector = self.tile[-1]
-        lane = f"tl.arange(0, {self.tile[0]})[:, None]"
-        text = f"({lane} * {vector} + tl.arange(0, {vector})[None, :])" if vector > 1 else lane
+        vector, first = self.tile[-1], self._vectors()
+        text = f"({first} + tl.arange(0, {vector})[None, :])" if vector > 1 else str(first)
         return Index(text, 0, self.knobs.elements - 1, is_vector=True)
+
+    def _count(self, tile: Tile) -> int:
+        """How many elements a state of the tile has; 0 where only the GPU knows."""
+        if self.blocks == 1 and len(self.tile) == 1:
+            return self.lattice.element_count
+        return 0 if tile.exists else self.tile[-1]
 
     def _made(
         self, along: Mapping[str, Index], exists: Mask, part: int = 0, known: Mapping[str, str] | None = None

@@ -42,6 +42,10 @@ class ReductionKnobs(GpuTemplate):
     resident: int = 0
     ahead: int = 0
 
+    def holds(self, count: int) -> bool:
+        """Whether a program, or those of a group, have all of a cell's elements in registers."""
+        return self.ahead > 0 or self.elements * self.programs >= count
+
 
 def write_pairs(text: Text, parts: Iterable[Part]) -> None:
     """Writes the functions of two values by which parts join theirs."""

@@ -9,9 +9,10 @@ thread waits for another before the loop's end.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from functools import reduce
+from itertools import chain
 
 from fuseplan.backends.lattice import Lattice
 from fuseplan.backends.triton import dialect
@@ -31,7 +32,7 @@ from fuseplan.backends.triton.shell import of_launch, programs_of
 from fuseplan.backends.triton.storage import Storage, named
 from fuseplan.backends.triton.templates.normalization_meeting import Meeting
 from fuseplan.backends.triton.templates.reduction_picks import picks
-from fuseplan.backends.triton.templates.reduction_places import Place, PlacedWriter, hinted
+from fuseplan.backends.triton.templates.reduction_places import PlacedWriter, hinted
 from fuseplan.backends.triton.templates.reduction_sums import ColumnSums, shared_columns, shares
 from fuseplan.backends.triton.templates.reduction_tiles import (
     JOINED,
@@ -73,15 +74,18 @@ class ReductionWriter(PlacedWriter):
         self.tile = (knobs.elements // vector, vector) if in_lanes else (knobs.elements,)
         none = ", None" * (len(self.tile) - 1)
         self.down, self.across = f"[:, None{none}]", f"[None, :{', :' * (len(self.tile) - 1)}]"
-        self.reads_again = not self.lattice.is_reduced and knobs.programs < self.blocks
+        self.is_held = knobs.holds(self.lattice.element_count)
+        self.is_cut = self.is_held and knobs.programs < self.blocks
+        self.shared = shared_columns(kernel, self.lattice)
+        self.reads_again = not self.lattice.is_reduced and not self.is_held
         reach = max(kernel.src.span, kernel.dst.span) + knobs.cells * knobs.elements
         self.is_wide = self.is_open or reach >= WIDE
         self.picks, self.picked = picks(kernel, self.lattice), dict[str, str]()
         most = max((len(self._parts(each)) for each in kernel.statistics), default=0)
         group = knobs.programs, int(self.groups.high), knobs.cells, most, self.compute
         self.meeting = Meeting(self.text, *group, repeats=False, exchanges=bool(kernel.statistics))
-        self.sums = ColumnSums(self.text, knobs, kernel, target, self.compute)
-        self.fixed: Place | None = None  # where the elements lie, of programs that go through all tiles
+        self.sums = ColumnSums(self.text, knobs, kernel, target, self.tile)
+        self.fixed = []
         formulas = [stage.expression for stage in (*kernel.prologue, *kernel.epilogue)]
         formulas += [part.term for each in (*kernel.statistics, *self.lattice.inner) for part in each.parts]
         formulas += [each.expression for each in (*kernel.results, *kernel.sums)]
@@ -120,17 +124,17 @@ class ReductionWriter(PlacedWriter):
         self.member, self.has_cell = as_index(0), ALL
         self.at_cell = dict.fromkeys(self.lattice.tensors, as_index(0))
         program = number("tl.program_id(0)", self.shares)
-        along, exists = self._place(as_index(0))
+        if self.is_held or self.sums.is_held:
+            self.fixed = [self._place(as_index(block)) for block in range(self.blocks)]
         if self.kernel.sums:
-            program = self.sums.begin({each.key: along[each.key] for each in self.kernel.sums}, exists)
-        if self.blocks == 1:
-            self.fixed = along, exists
-            for key in shared_columns(self.kernel, self.lattice):
-                self.known[key] = self._made(along, exists).leaves[key]
+            program = self.sums.begin(self.fixed)
+        if self.is_held and self.blocks == 1:
+            for key in self.shared:
+                self.known[key] = self._made(*self.fixed[0]).leaves[key]
         ahead = f", num_stages={self.knobs.ahead}" if self.knobs.ahead else ""
         with self.text.block(f"for group in tl.range({program}, {self.groups}, {self.shares}{ahead})"):
             self._write_group(counted("group", self.groups, self.is_wide))
-            if self.blocks > 1:
+            if not self.fixed:
                 self.text.line("tl.debug_barrier()")
         if self.kernel.sums:
             self.sums.end()
@@ -146,7 +150,7 @@ class ReductionWriter(PlacedWriter):
         if self.is_settled:
             self.table = dict(once(self.table))
         self.hint = hinted("evict_last") if self.reads_again else ""
-        held = self._tiles(self.member, keeps=True) if knobs.programs >= self.blocks else None
+        held = [self._tiles(block, keeps=True) for block in self._held_blocks()] if self.is_held else []
         for statistic in self.kernel.statistics:
             text.line(f"# {statistic.text}")
             self._numbers(statistic, self._met(statistic, self._state(statistic, held)))
@@ -159,7 +163,8 @@ class ReductionWriter(PlacedWriter):
 
     def _tiles(self, block: Index, *, keeps: bool) -> list[Tile]:
         """The elements of a block behind the prologue, by parts; `keeps`: values with names are written."""
-        along, exists = self.fixed or self._place(block)
+        place = block.constant
+        along, exists = self._place(block) if place is None or not self.fixed else self.fixed[place]
         tiles = [self._made(along, exists, part) for part in range(len(self.lattice.starts))]
         for tile in tiles:
             tile.leaves["x"] = tile.leaves["src"]
@@ -176,11 +181,11 @@ class ReductionWriter(PlacedWriter):
         """
         keys = {each.key: self.lattice.tensors.index(each.key) for each in self.kernel.operands}
         own = [key for key, at in keys.items() if any(axis.steps[at] for axis in self.lattice.cells)]
-        if not own or self.knobs.programs < self.blocks:
+        if not own or not self.is_held:
             return []
         terms = (part.term for each in self.kernel.statistics for part in self._parts(each))
         used = frozenset[str]().union(*map(leaves_of, terms))
-        return sorted(each for each in used if part_of(each)[0] in keys)
+        return sorted(each for each in used if part_of(each)[0] in (own if self.is_cut else keys))
 
     def _value(
         self, formula: Scalar, leaves: Mapping[str, str], like: str, table: Functions | None = None
@@ -224,7 +229,7 @@ class ReductionWriter(PlacedWriter):
     @property
     def is_settled(self) -> bool:
         """Whether terms are as dst has them: its exponentials are then those of the statistic."""
-        is_held = self.knobs.programs >= self.blocks and not self.meeting.is_needed and len(self.tile) == 1
+        is_held = self.is_held and not self.meeting.is_needed and len(self.tile) == 1
         settled = (part.settled for each in self.kernel.statistics for part in each.parts)
         return is_held and not self.lattice.is_reduced and any(each is not None for each in settled)
 
@@ -245,10 +250,10 @@ class ReductionWriter(PlacedWriter):
             (tile,) = self._behind(self.kernel.prologue, [tile], keeps=False)
             self.picked[part.name] = self._value(part.term, tile.leaves, tile.leaves["x"])
 
-    def _state(self, statistic: Statistic, held: list[Tile] | None) -> State:
+    def _state(self, statistic: Statistic, held: list[list[Tile]]) -> State:
         """The state of a program's elements: names of columns with a row for each cell."""
         if held:
-            own = self._joined(statistic, held, {})
+            own = self._joined(statistic, list(chain(*held)), {})
             return self._merged(statistic, own, 1, "[:, :, None]") if len(self.tile) > 1 else own
         text, shape = self.text, (self.knobs.cells, *self.tile[:-1], 1)
         state: State = {}
@@ -293,32 +298,21 @@ class ReductionWriter(PlacedWriter):
         if count and (part.join, part.term) == ("add", ONE):
             number = self.table["const"](count)
             is_merged = self.meeting.is_needed or len(self.tile) > 1
-            if self.knobs.programs < self.blocks or not is_merged:
+            if not self.is_held or not is_merged:
                 return number
             shape = (self.knobs.cells, *self.tile[:-1], 1)
             return self.text.let(name_of(part), f"tl.full({shape}, {number}, {self.compute})")
+        exists = self.text.both(self.has_cell & tile.exists)
+        if self.has_whole_vectors and (part.join, part.term) == ("add", ONE):
+            return self.text.let(name_of(part), f"tl.where({exists}, {self.tile[-1]}.0, 0.0)")
         tile.leaves.update(made)
         formula = part.settled if self.is_settled and part.settled is not None else part.term
         term = self._value(formula, tile.leaves, tile.leaves["x"], table)
-        exists = self.text.both(self.has_cell & tile.exists)
         if exists:
             identity = self.table["const"](part.identity)
             term = self.text.let("term", f"tl.where({exists}, {term}, {identity})")
         joined = JOINED[part.join].format(term=term, axis=len(self.tile))
         return self.text.let(name_of(part), f"{joined}[{':, ' * len(self.tile)}None]")
-
-    def _count(self, tile: Tile) -> int:
-        """How many elements a state of the tile has; 0 where only the GPU knows."""
-        if self.blocks == 1 and len(self.tile) == 1:
-            return self.lattice.element_count
-        return 0 if tile.exists else self.tile[-1]
-
-    @contextmanager
-    def _program_blocks(self) -> Iterator[Index]:
-        """A loop over the program's blocks."""
-        turns = f"{self.member}, {self.blocks}, {self.knobs.programs}"
-        with self.text.block(f"for block in range({turns if self.knobs.programs > 1 else self.blocks})"):
-            yield counted("block", self.blocks, self.is_wide)
 
     def _met(self, statistic: Statistic, state: State) -> State:
         """The state of all programs of a group."""
@@ -358,14 +352,15 @@ class ReductionWriter(PlacedWriter):
             value = self._value(result.expression, tile.leaves, self._of_cells)
             self._store(result.key, argument(Slot("result", result.key)), result.dtype, value, tile)
 
-    def _write(self, held: list[Tile] | None) -> None:
+    def _write(self, held: list[list[Tile]]) -> None:
         """All elements: those at hand, or read once more."""
         with self.meeting.first() if self.of_cells else nullcontext():
             self._write_results(self._made({}, ALL))
         self.text.line("# dst")
         self.hint = hinted("evict_first") if self.reads_again else ""
-        if held:
-            self._finish(held, self.member)
+        if held or self.fixed:
+            for number, block in enumerate(self._held_blocks()):
+                self._finish(held[number] if held else self._tiles(block, keeps=True), block)
             return
         with self._program_blocks() as block:
             self._finish(self._tiles(block, keeps=True), block)
@@ -390,11 +385,13 @@ class ReductionWriter(PlacedWriter):
 
     def _finish(self, tiles: list[Tile], block: Index) -> None:
         for tile in tiles:
+            for key in self.shared if self.is_cut else ():  # read again: they would take many registers
+                tile.leaves.pop(key, None)
             tile.leaves.update(self.known)
             if self.lattice.inner:
                 self._of_runs(tile, block)
             for each in self.kernel.sums:
                 term = self._value(each.expression, tile.leaves, tile.leaves["x"])
-                self.sums.add(each.key, term, self.has_cell, tile.along[each.key], tile.exists)
+                self.sums.add(each.key, term, self.has_cell, tile.along[each.key], tile.exists, block)
         for tile in self._behind(self.kernel.epilogue, tiles, keeps=True):
             self._store("dst", "dst", self.kernel.dst.dtype, tile.leaves["x"], tile)
