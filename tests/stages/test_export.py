@@ -345,6 +345,18 @@ def test_a_gpus_kernel_with_an_open_axis_says_how_it_is_launched(tmp_path: Path)
     assert fuseplan.compile(text, "triton:sm_90").source.at(1000).grid[0] == tiles * programs["across"]
 
 
+def test_the_copy_of_an_odd_src_is_in_an_exported_workspace(tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    text = "bf16[*x4099] -> matmul(4096) -> bias"
+    exported(text, "--target", "triton:sm_90", "--template", "hopper", "-o", str(tmp_path / "layer.cubin"))
+    told = json.loads((tmp_path / "layer.json").read_text())
+    copied = next(
+        each["map"] for each in told["arguments"] if each.get("slot") == "workspace" and "map" in each
+    )
+    assert (told["workspace_bytes"], told["cooperative"], copied["begin"]) == (4096, True, 4096)
+    assert told["open"]["workspace_bytes_per_extent"] == 2 * copied["strides"][0]
+
+
 def test_the_object_has_a_name() -> None:
     told = CliRunner().invoke(command, ["export", "f32[2x3] -> relu", "-o", ""])
     assert (told.exit_code, "--output has no file's name" in told.output) == (2, True), told.output

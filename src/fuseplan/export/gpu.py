@@ -61,14 +61,16 @@ def launch_of(records: Records, artifact: Artifact) -> dict[str, Any]:
 
 
 def _open(records: Records) -> dict[str, Any]:
-    """What an extent of the open axes sets: the argument `extent`, the grid's first number, tensor maps.
+    """What an extent of the open axes sets: `extent`, the grid's first number, tensor maps, the workspace.
 
     The grid has `across` programs for each of ceil(extent x rows / tile) tiles, at most `most` if that is
-    not 0. The extent of a map's `axis` is `per_extent` times the extent, where that is not 0.
+    not 0. The extent of a map's `axis` is `per_extent` times the extent, where that is not 0. The workspace
+    has `workspace_bytes_per_extent` more bytes for each of its elements.
     """
-    programs = records.source.programs
-    assert programs is not None
-    return {"extent": "elements along all open axes, 1 or more", "programs": asdict(programs)}
+    source, told = records.source, {"extent": "elements along all open axes, 1 or more"}
+    assert source.programs is not None
+    more = source.workspace_bytes_per_extent
+    return {**told, "programs": asdict(source.programs), "workspace_bytes_per_extent": more}
 
 
 def _operands(records: Records, packings: Packings) -> Iterator[tuple[str, Any]]:
@@ -99,7 +101,7 @@ def _arguments(records: Records, artifact: Artifact) -> Iterator[dict[str, Any]]
 
 
 def _mapped(slot: Slot, swizzle: int, box: tuple[int, ...]) -> Iterator[dict[str, Any]]:
-    """A tensor map for cuTensorMapEncodeTiled, by value; axes are outermost first, strides are elements."""
+    """A tensor map for cuTensorMapEncodeTiled, `begin` bytes behind the slot; strides are elements."""
     assert slot.map is not None
     yield {
         "slot": str(slot),
