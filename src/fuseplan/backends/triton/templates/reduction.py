@@ -33,6 +33,7 @@ ALONE_EACH = (4, 16)
 TWO = 2  # cells that read a block of the operands they share together: 338 us, and not 369, on an H200
 MERGED = 16  # programs whose states a warp merges
 CANDIDATES = 26
+SPARE = 0.7  # of a tile that holds a row, at most, where the row is rather cut into pieces
 PARTS = 2  # of states that many elements of a thread may have
 RESIDENT, AHEAD = (1, 2, 3, 4, 6, 8, 16), (0, 3)  # of programs that go through all tiles
 ALONE = 512  # elements of a row that is a tile by itself there
@@ -87,12 +88,9 @@ class GpuReduction(ReductionKnobs):
     @classmethod
     def _made(cls, cost: Cost) -> Iterator[GpuReduction]:
         """Tiles that fit into the registers, with as many programs for each as fill the GPU."""
+        yield from cls._cut(cost)
         if cost.kernel.sums:
-            tiles = list(cls._summing(cost))
-            yield from tiles
-            # Where whole rows fit, they are as fast: of 8192, 222 us, and 326 in pieces, which spill.
-            if all(each.elements < cost.count for each in tiles):
-                yield from cls._cut(cost)
+            yield from cls._summing(cost)
             return
         kernel, target, lattice = cost.kernel, cost.target, cost.lattice
         count, cells = lattice.element_count, lattice.cell_count
@@ -134,14 +132,20 @@ class GpuReduction(ReductionKnobs):
 
     @classmethod
     def _cut(cls, cost: Cost) -> Iterator[GpuReduction]:
-        """Rows in pieces that all stay in registers."""
-        kernel, lattice = cost.kernel, cost.lattice
-        if lattice.is_reduced or lattice.inner or not lattice.is_along or cost.chooses_places:
+        """Rows in pieces that all stay in registers, where whole ones do not fit, or not well.
+
+        Gradients of norms with sums of 16384 rows of 8192 took 222 us whole, and 326 in pieces, which spill.
+        """
+        kernel, lattice, count = cost.kernel, cost.lattice, cost.count
+        is_whole = count > SPARE * power_of_two(count)
+        if kernel.sums:
+            is_whole = any(each.elements >= count for each in cls._summing(cost))
+        if is_whole or lattice.is_reduced or lattice.inner or not lattice.is_along or cost.chooses_places:
             return
         for warps, each, resident in product(WARPS, PIECE, RESIDENT if kernel.sums else (0,)):
             elements = warps * cost.target.warp * each
             made = cls(1, elements, 1, warps, lanes=True, resident=resident, ahead=1)
-            pieces = ceil_div(lattice.element_count, elements)
+            pieces = ceil_div(count, elements)
             if kernel.statistics and 1 < pieces <= PIECES and cost.fits_in_pieces(made):
                 yield made
 

@@ -36,6 +36,7 @@ VISIT, FUNCTION, NUMBER = 7.8e-12, 3.4e-12, 2.34e-9
 TILE, NEXT, JOINS, FIRST = 0.342e-6, 0.0037e-6, 0.0042e-6, 0.174
 # Memory's time over that of a copy; over this, of these programs, and where tiles have not all of a cell.
 MOVED, STREAMED, CUT = 1.04, 1.046, 1.03
+PIECES = 0.5e-6  # more, where registers hold a row in pieces
 SERVED = 0.607  # of the second cache holds rows that are read again
 BEYOND = 4.29  # times that share more, and it holds none of them
 # Bytes of the first cache, and the share of a byte's time for a byte that each tile reads past it: layer
@@ -181,6 +182,7 @@ class Cost:
         issued = padded * (VISIT * self.passes(knobs) + FUNCTION * self.functions)
         issued += groups * knobs.programs * knobs.warps * NUMBER * joined
         taken: float = sum(each**STEEP for each in (memory, waits, issued / processors)) ** (1 / STEEP)
+        taken += PIECES * (turns > 1 and knobs.ahead > 0)
         return LAUNCH + taken + FIRST * chain * (knobs.resident > 0)
 
     def _places(self, warps: int, needed: float) -> int:
