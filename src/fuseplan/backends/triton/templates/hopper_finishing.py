@@ -191,11 +191,14 @@ class Finishing:
             column: its features.
             known: what is known of them.
         """
-        offsets, mask = self._lies(at) if self.geometry.scatters else ("", ALL)
-        held = self._loaded(offsets, mask) if self.schedule.scatters_features else self._read(place)
+        is_early = self.schedule.scatters_features
+        offsets, mask = self._lies(at) if is_early else ("", ALL)
+        held = self._loaded(offsets, mask) if is_early else self._read(place)
         lying = replace(self._place(at, column), held=held, known=known)
         made = self.epilogue.apply(self._met(totals, column), lying)
         if self.geometry.scatters:
+            if lying.mask or not is_early:  # the part's place has names that the offsets have as well
+                offsets, mask = self._lies(at)
             for tensor, value in self.epilogue.outputs(made).items():
                 stored = f"gl.convert_layout({value}, lying){mask.guard('')}"
                 self.text.line(f"gl.store({tensor} + {offsets}, {stored})")
