@@ -248,11 +248,7 @@ def softplus(x: Scalar | float) -> Scalar:
 
 
 # Functions that an expression may use besides FUNCTIONS: compositions of them.
-DERIVED: dict[str, Callable[..., Scalar]] = {
-    "relu": relu,
-    "sigmoid": sigmoid,
-    "softplus": softplus,
-}
+DERIVED: dict[str, Callable[..., Scalar]] = {"relu": relu, "sigmoid": sigmoid, "softplus": softplus}
 
 
 def fold(root: Scalar, leaves: Mapping[str, T], table: Mapping[str, Callable[..., T]]) -> T:

@@ -150,12 +150,7 @@ def profile_command(
 )
 @click.pass_context
 def compare_command(
-    ctx: click.Context,
-    asked: Asked,
-    seed: int,
-    shapes: Sequence[str],
-    bisect: bool,
-    tolerance: float | None,
+    ctx: click.Context, asked: Asked, seed: int, shapes: Sequence[str], bisect: bool, tolerance: float | None
 ) -> None:
     """Compare the model PLAN, an ONNX file, with its meaning in float64, on random data."""
     model = _loaded(asked)

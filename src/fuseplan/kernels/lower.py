@@ -225,10 +225,7 @@ def _normalization(
     return replace(
         kernel,
         centre=replace(made, over=reduced_axes(per, kernel.src.rank), per=per),
-        outputs=(
-            *(_result(each, centre.src, formula) for each, formula in results(centre)),
-            *kernel.outputs,
-        ),
+        outputs=(*(_result(each, centre.src, formula) for each, formula in results(centre)), *kernel.outputs),
     )
 
 

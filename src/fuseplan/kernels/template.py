@@ -169,10 +169,7 @@ def block_claim(kernel: Kernel) -> Claim:
 def dst_claim(kernel: Kernel) -> Claim:
     """The output's axes lie as a layout of n, c and spatial axes has them: rows of a product may not."""
     return claim(
-        kernel.dst.layout is not None,
-        Reason.UNNAMED_DST,
-        got=str(kernel.dst),
-        operator=kernel.centre_step,
+        kernel.dst.layout is not None, Reason.UNNAMED_DST, got=str(kernel.dst), operator=kernel.centre_step
     )
 
 

@@ -11,19 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import pi, sqrt
 
-from fuseplan.scalar import (
-    CASTS,
-    Scalar,
-    const,
-    exp,
-    leaf,
-    leaves_of,
-    log,
-    neg,
-    sigmoid,
-    softplus,
-    where,
-)
+from fuseplan.scalar import CASTS, Scalar, const, exp, leaf, leaves_of, log, neg, sigmoid, softplus, where
 from fuseplan.scalar import sqrt as root_of
 
 ZERO, ONE = const(0), const(1)

@@ -95,11 +95,7 @@ def turns(names: Sequence[str], rounds: int) -> Iterator[tuple[int, str]]:
             yield number, name
 
 
-def in_turns(
-    names: Iterable[str],
-    rounds: int,
-    block: Callable[[str], Sequence[float]],
-) -> dict[str, Timing]:
+def in_turns(names: Iterable[str], rounds: int, block: Callable[[str], Sequence[float]]) -> dict[str, Timing]:
     """A timing for each name, of the samples in seconds that `block` takes of it once a round."""
     blocks: dict[str, list[Sequence[float]]] = {name: [] for name in names}
     for _, name in turns(list(blocks), rounds) if blocks else ():

@@ -238,10 +238,7 @@ class BatchNormBackward(Normalization):
         return Moments(names, (leaf(keys["input"]),)), sums
 
     def result_formulas(self, keys: Keys, src: TensorSpec) -> dict[str, Scalar]:
-        return {
-            "scale_gradient": leaf(keys["product_sum"]),
-            "shift_gradient": leaf(keys["gradient_sum"]),
-        }
+        return {"scale_gradient": leaf(keys["product_sum"]), "shift_gradient": leaf(keys["gradient_sum"])}
 
     def formula(self, keys: Keys, src: TensorSpec) -> Scalar:
         """The formula; brackets hold the part that depends on the channel alone, to be computed once."""

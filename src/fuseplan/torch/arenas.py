@@ -245,9 +245,8 @@ class _Arena:
 
         def launch(*late: torch.Tensor) -> Any:
             head, *others = *heads, *late
-            if [
-                each.stride() for each in late
-            ] != strides:  # of an operator with another layout than it tells
+            lying = [each.stride() for each in late]
+            if lying != strides:  # of an operator with another layout than it tells
                 ahead = iter(others)
                 whole = [torch.clone(next(ahead) if each is None else each) for each in given]
                 (made,) = launched(plain_operators, head, whole)

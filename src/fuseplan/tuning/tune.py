@@ -320,10 +320,7 @@ def _explored(
 
 
 def _check(
-    records: Records,
-    ground: Ground,
-    built: Iterator[tuple[Template, Ready | FuseplanError]],
-    found: _Found,
+    records: Records, ground: Ground, built: Iterator[tuple[Template, Ready | FuseplanError]], found: _Found
 ) -> None:
     """Sorts candidates into those that are right and those that are rejected."""
     out = ground.out()

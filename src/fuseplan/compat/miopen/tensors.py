@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from enum import IntEnum
 
-from fuseplan.compat.miopen.call import (
-    Object,
-    StatusError,
-    bad_parameter,
-    not_implemented,
-    not_initialized,
-)
+from fuseplan.compat.miopen.call import Object, StatusError, bad_parameter, not_implemented, not_initialized
 from fuseplan.compat.miopen.enums import miopenBatchNormMode_t, miopenDataType_t, miopenTensorLayout_t
 from fuseplan.compat.miopen_driver.letters import BATCH_NORM_MODES
 from fuseplan.errors import PlanError

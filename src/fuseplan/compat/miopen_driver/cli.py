@@ -91,9 +91,7 @@ def _switch(letter: str, word: str, default: int, told: str) -> Callable[[Comman
     "-D", "--dot_graph", type=click.Path(path_type=Path), help="Write the plan and its match for Graphviz."
 )
 @click.option(
-    "--sweep",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="Run each line of a file.",
+    "--sweep", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="Run each line of a file."
 )
 @click.option("--all", "is_all", is_flag=True, help="Run every combination of operators, on small tensors.")
 @click.option("--every", type=click.IntRange(1), default=1, help="Run only every Nth line of many.")

@@ -82,10 +82,7 @@ BATCH = "-n 5 -c 8 -H 9 -W 10"  # of two images, normalized each by itself, ever
 LAYOUTS = ("NCHW", "NHWC")
 
 # Filters by a name for each kind.
-FILTERS = {
-    "1x1": "-y 1 -x 1",
-    "3x3": "-y 3 -x 3 -p 1 -q 1",
-}
+FILTERS = {"1x1": "-y 1 -x 1", "3x3": "-y 3 -x 3 -p 1 -q 1"}
 OTHER_FILTERS = {
     "1x1, stride 2": "-y 1 -x 1 -u 2 -v 2",
     "3x3, stride 2": "-y 3 -x 3 -p 1 -q 1 -u 2 -v 2",

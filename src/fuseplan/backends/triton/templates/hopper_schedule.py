@@ -321,11 +321,7 @@ def ring(text: Text, name: str, mapped: str, count: int) -> None:
 
 
 def specialized(
-    text: Text,
-    given: Sequence[str],
-    copying: str,
-    warps: int = 1,
-    registers: tuple[int, int] | None = None,
+    text: Text, given: Sequence[str], copying: str, warps: int = 1, registers: tuple[int, int] | None = None
 ) -> None:
     """Writes the warps and their registers.
 

@@ -29,13 +29,7 @@ from fuseplan.kernels.emit import COUNTER_BYTES, Source
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.packing import Halves, Packing, Rounded
 from fuseplan.kernels.target import Target
-from fuseplan.kernels.template import (
-    Accuracy,
-    Template,
-    accuracy_claim,
-    contraction_claims,
-    layout_claims,
-)
+from fuseplan.kernels.template import Accuracy, Template, accuracy_claim, contraction_claims, layout_claims
 from fuseplan.kernels.transposed import by_features, by_residue
 from fuseplan.language.dtypes import dtype_of
 from fuseplan.messages.reasons import Claim

@@ -17,16 +17,7 @@ from itertools import chain
 from fuseplan.backends.lattice import Lattice
 from fuseplan.backends.triton import dialect
 from fuseplan.backends.triton.elementwise import argument
-from fuseplan.backends.triton.index import (
-    ALL,
-    WIDE,
-    Index,
-    arange,
-    as_index,
-    ceil_div,
-    counted,
-    number,
-)
+from fuseplan.backends.triton.index import ALL, WIDE, Index, arange, as_index, ceil_div, counted, number
 from fuseplan.backends.triton.resources import share
 from fuseplan.backends.triton.shell import of_launch, programs_of
 from fuseplan.backends.triton.storage import Storage, named

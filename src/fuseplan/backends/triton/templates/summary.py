@@ -15,13 +15,7 @@ from fuseplan.backends.triton.templates.summary_writer import STATES, SummaryWri
 from fuseplan.kernels.emit import COUNTER_BYTES, Source
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.target import Target
-from fuseplan.kernels.template import (
-    Accuracy,
-    Template,
-    accuracy_claim,
-    summary_claims,
-    unit_roundoff,
-)
+from fuseplan.kernels.template import Accuracy, Template, accuracy_claim, summary_claims, unit_roundoff
 from fuseplan.messages.reasons import Claim, Reason, claim
 
 COUNTERS = COUNTER_BYTES // 4
