@@ -35,6 +35,18 @@ def test_modules_that_cannot_be_exported_are_refused() -> None:
         fused.fuse(_compiled, torch.randn(3))
 
 
+@pytest.mark.parametrize(
+    ("axis", "count", "remedy"),
+    [(0, 1, "an example with an extent of 2 or more"), (1, 16, "leave it out of")],
+)
+def test_open_extents_that_are_fixed_are_named(axis: int, count: int, remedy: str) -> None:
+    src = torch.randn(1 if axis == 0 else 4, 16)
+    with pytest.raises(
+        ArgumentError, match=rf"opens rows, and its graph has rows = {count} alone\n.*{remedy}"
+    ):
+        fused.fuse(nn.Linear(16, 8), src, dynamic_shapes=({axis: torch.export.Dim("rows")},))
+
+
 def test_results_that_torch_export_does_not_know_are_refused() -> None:
     class Cache:
         kept = torch.ones(3)

@@ -10,6 +10,7 @@ import copy
 import io
 import operator
 import os
+import re
 import sys
 import traceback
 import warnings
@@ -39,6 +40,11 @@ from fuseplan.torch.written import (
 )
 
 aten = torch.ops.aten
+SPECIALIZED = re.compile(
+    r"You marked (\S+) as dynamic but your code specialized it to be a constant \((\d+)\)"
+)
+ENOUGH = "give an example with an extent of 2 or more there: torch.export takes an extent of 1 as fixed"
+NOT_OPEN = "leave it out of dynamic_shapes: the module computes with that extent alone"
 COMPILED = 'torch.compile(module, backend="fuseplan") takes modules of any kind'
 NO_TREE = (
     "return tensors in tuples, lists or dicts: a model of transformers does with `config.use_cache = False`"
@@ -313,6 +319,11 @@ def _told(module: nn.Module, error: Exception) -> str:
     remedy = (
         NO_TREE if "in output, which is not a known type" in reason else NOT_CALLED if is_own else COMPILED
     )
+    fixed = dict(SPECIALIZED.findall(str(error)))
+    if fixed:
+        held = " and ".join(f"{name} = {count}" for name, count in fixed.items())
+        reason = f"dynamic_shapes opens {', '.join(fixed)}, and its graph has {held} alone"
+        remedy = ENOUGH if "1" in fixed.values() else NOT_OPEN
     return f"{type(module).__name__}: {reason}{place}\n  {remedy}"
 
 
