@@ -113,7 +113,8 @@ class Hopper(Knobs, GpuTemplate):
     @classmethod
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
         found = dict(choices(kernel, target))
-        for knobs in sorted(found, key=lambda each: (found[each], each.swapped, repr(each))):
+        # Of 94 pairs of equal estimates on an H200, bands of 4 took 0.97 of the time of bands of 1.
+        for knobs in sorted(found, key=lambda each: (found[each], -each.band, each.swapped, repr(each))):
             yield cls(**vars(knobs))
 
     def packed_weight(self, kernel: Kernel) -> Packing:
