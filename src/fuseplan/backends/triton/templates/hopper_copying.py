@@ -322,10 +322,11 @@ def write_padding(text: Text, schedule: Schedule) -> None:
 
 def _wait_for_padding(text: Text, groups: int) -> None:
     """Waits until the groups of all programs have copied; the last program leaves the counter as it was."""
-    all_groups = f"gl.num_programs(0) * {groups}"
+    programs = Index("gl.num_programs(0)")
+    all_groups = programs * groups
     with text.block(f"while gl.load({COUNTER}, volatile=True) < {all_groups}"):
         text.line("pass")
-    with text.block(f"if {ARRIVED.format(1, 'acquire')} == {all_groups} + gl.num_programs(0) - 1"):
+    with text.block(f"if {ARRIVED.format(1, 'acquire')} == {all_groups} + {programs} - 1"):
         text.line(f'gl.atomic_xchg({COUNTER}, 0, sem="relaxed", scope="gpu")')
     text.line(FENCE.format(32, 1))
 

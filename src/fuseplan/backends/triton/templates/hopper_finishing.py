@@ -85,7 +85,8 @@ class Finishing:
             if first not in self._early:
                 column = self._column(part)
                 channel = self._channel(column).at(self._along)
-                known = self.epilogue.prepare(str(channel), str(self._has_channel(column)))
+                exists = self.text.mask(self.text.name("exists"), self._has_channel(column))
+                known = self.epilogue.prepare(str(channel), str(exists))
                 self._early[first] = column, known
 
     def _first_feature(self, part: tuple[int, ...]) -> Index:
@@ -176,7 +177,9 @@ class Finishing:
         return self._early.get(str(self._first_feature(part))) or (self._column(part), None)
 
     def _reaching(self, begin: Index) -> Index:
-        """Where any part may begin."""
+        """Where any part may begin; stored along features, an only part begins where its number says."""
+        if self.schedule.scatters_features and begin.text == str(begin.constant):
+            return begin
         return replace(begin, high=begin.high + prod(self.knobs.box) + self.knobs.columns)
 
     def _finish_part(
@@ -249,17 +252,18 @@ class Finishing:
         ways = self.geometry.ways
         if ways == 1:
             return totals[0]
-        made = [self._between(total, column, number) for number, total in enumerate(totals)]
+        made = self._between(totals, column) if self.kernel.between else totals
         self.epilogue.given |= {f"x[{number}]": each for number, each in enumerate(made)}
         return made[0]
 
-    def _between(self, total: str, column: Index, number: int) -> str:
+    def _between(self, totals: Sequence[str], column: Index) -> list[str]:
         """The stages before gate and value meet, whose operands have them in turn."""
-        if not self.kernel.between:
-            return total
-        feature = self.text.index(self.text.name("feature"), column * self.geometry.ways + number)
-        lying = Place("", str(feature.at(self._along)), "", "", str(self._has_channel(column)))
-        return self.between.apply(total, lying)
+        made, exists = [], self.text.mask(self.text.name("exists"), self._has_channel(column))
+        for number, total in enumerate(totals):
+            feature = self.text.index(self.text.name("feature"), column * self.geometry.ways + number)
+            lying = Place("", str(feature.at(self._along)), "", "", str(exists))
+            made.append(self.between.apply(total, lying))
+        return made
 
     def _summed(self, halves: Sequence[str]) -> list[Sequence[str]]:
         """The sums that each part of dst is made of: of a gated product all gates come before all values."""
