@@ -259,8 +259,8 @@ class Finishing:
     def _between(self, totals: Sequence[str], column: Index) -> list[str]:
         """The stages before gate and value meet, whose operands have them in turn."""
         made, exists = [], self.text.mask(self.text.name("exists"), self._has_channel(column))
-        for number, total in enumerate(totals):
-            feature = self.text.index(self.text.name("feature"), column * self.geometry.ways + number)
+        for way, total in enumerate(totals):
+            feature = self.text.index(self.text.name("feature"), column * self.geometry.ways + way)
             lying = Place("", str(feature.at(self._along)), "", "", str(exists))
             made.append(self.between.apply(total, lying))
         return made
