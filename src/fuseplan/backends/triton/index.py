@@ -292,6 +292,12 @@ def arange(count: int, namespace: str = "tl") -> Index:
     return Index(f"{namespace}.arange(0, {count})", 0, count - 1, is_vector=True)
 
 
+def sliced(count: int, lacking: int, layout: str) -> Index:
+    """The numbers from 0 to `count` in Gluon, along the axis that is not `lacking` of a tile's layout."""
+    where = f"gl.SliceLayout({lacking}, {layout})"
+    return Index(f"gl.arange(0, {count}, layout={where})", 0, count - 1, is_vector=True)
+
+
 def total(terms: Iterable[Index]) -> Index:
     """The sum of the terms, in their order."""
     found = as_index(0)

@@ -23,11 +23,11 @@ from fuseplan.backends.triton.templates.hopper_tiles import (
     HALF,
     MOST_AXES,
     MOST_STEP,
-    SECTOR_BYTES,
     Geometry,
     row_of,
 )
 from fuseplan.backends.triton.templates.hopper_writer import HopperWriter
+from fuseplan.backends.triton.templates.product_tiles import SECTOR_BYTES
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.packing import Packing, Pad, Reshape, Rounded

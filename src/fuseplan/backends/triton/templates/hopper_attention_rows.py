@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from math import gcd
 
 from fuseplan.backends.attending import Heads
-from fuseplan.backends.triton.index import DOWN, Index, as_index, ceil_div, number, power_of_two
+from fuseplan.backends.triton.index import DOWN, Index, as_index, ceil_div, number, power_of_two, sliced
 from fuseplan.backends.triton.shell import of_launch, programs_of
 from fuseplan.backends.triton.templates.attention import GpuAttention
 from fuseplan.backends.triton.templates.attention_scores import Scores
@@ -161,8 +161,7 @@ class HopperRows(Scores):
         self.grid: Index | int = known or self.total
 
     def vector(self, count: int, lacking: int, of: str = "score_layout") -> Index:
-        layout = f"gl.SliceLayout({lacking}, {of})"
-        return Index(f"gl.arange(0, {count}, layout={layout})", 0, count - 1, is_vector=True)
+        return sliced(count, lacking, of)
 
     def mapped(self, role: str, rows: int) -> TensorMap:
         """A tensor in boxes of rows of one head."""

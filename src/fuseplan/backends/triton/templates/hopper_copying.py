@@ -20,6 +20,7 @@ from fuseplan.backends.triton.index import (
     number,
     offset,
     power_of_two,
+    sliced,
 )
 from fuseplan.backends.triton.shell import of_launch
 from fuseplan.backends.triton.storage import named
@@ -308,8 +309,8 @@ def write_padding(text: Text, schedule: Schedule) -> None:
     first = Index("gl.program_id(0)") + number("group", groups) * Index("gl.num_programs(0)")
     with text.block(f"for tile in range({first}, {tiles * across}, {Index('gl.num_programs(0)') * groups})"):
         tile = number("tile", tiles * across)
-        row = text.index("row", tile // across * height + _along(height, 1))
-        column = text.index("column", tile % across * columns + _along(columns, 0))
+        row = text.index("row", tile // across * height + sliced(height, 1, "beside"))
+        column = text.index("column", tile % across * columns + sliced(columns, 0, "beside"))
         mask = text.mask("mask", (row < rows).at(DOWN) & (column < geometry.conv.channels).at(ACROSS))
         row = row.wide(is_wide)
         lying, to = offset(row, axes) if axes else row, row * pitch
@@ -329,8 +330,3 @@ def _wait_for_padding(text: Text, groups: int) -> None:
     with text.block(f"if {ARRIVED.format(1, 'acquire')} == {all_groups} + {programs} - 1"):
         text.line(f'gl.atomic_xchg({COUNTER}, 0, sem="relaxed", scope="gpu")')
     text.line(FENCE.format(32, 1))
-
-
-def _along(count: int, lacking: int) -> Index:
-    layout = f"gl.SliceLayout({lacking}, beside)"
-    return Index(f"gl.arange(0, {count}, layout={layout})", 0, count - 1, is_vector=True)

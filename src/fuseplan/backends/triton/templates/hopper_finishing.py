@@ -7,7 +7,18 @@ from dataclasses import replace
 from math import prod
 
 from fuseplan.backends.triton.elementwise import Elementwise, Known, Place, argument
-from fuseplan.backends.triton.index import ACROSS, ALL, DOWN, WIDE, Index, Mask, as_index, digits, number
+from fuseplan.backends.triton.index import (
+    ACROSS,
+    ALL,
+    DOWN,
+    WIDE,
+    Index,
+    Mask,
+    as_index,
+    digits,
+    number,
+    sliced,
+)
 from fuseplan.backends.triton.templates.hopper_schedule import PART_TILES, Schedule, widened
 from fuseplan.backends.triton.templates.hopper_spread import Spread
 from fuseplan.backends.triton.templates.hopper_tiles import HALF
@@ -94,13 +105,8 @@ class Finishing:
 
     def _column(self, part: tuple[int, ...]) -> Index:
         """Writes the vector of a part's features."""
-        features = self._vector(self.schedule.part_columns, self._axis)
+        features = sliced(self.schedule.part_columns, self._axis, "layout")
         return self.text.index(self.text.name("column"), self._first_feature(part) + features)
-
-    def _vector(self, count: int, lacking: int, layout: str = "layout") -> Index:
-        """The numbers from 0 to `count`, along the axis of a part that is not `lacking`."""
-        layout = f"gl.SliceLayout({lacking}, {layout})"
-        return Index(f"gl.arange(0, {count}, layout={layout})", 0, count - 1, is_vector=True)
 
     @property
     def _axis(self) -> int:
@@ -139,7 +145,8 @@ class Finishing:
             text.line(f"mbarrier.wait({brought(operand)[1]}, turn)")
         if schedule.copied:
             text.line("turn ^= 1")
-        row, column = self._vector(schedule.sum_shape[0], 1), self._vector(schedule.part_width, 0)
+        row = sliced(schedule.sum_shape[0], 1, "layout")
+        column = sliced(schedule.part_width, 0, "layout")
         with self.spread.ended(text, self._split(), str(row), str(column)) as halves:
             self._finish(halves)
 
@@ -230,9 +237,9 @@ class Finishing:
     def _lies(self, at: list[Index]) -> tuple[str, Mask]:
         """Offsets of a part in dst, neighbours in memory side by side, and which elements there are."""
         text, schedule = self.text, self.schedule
-        features = self._vector(schedule.part_columns, self._axis, "lying")
+        features = sliced(schedule.part_columns, self._axis, "lying")
         column = text.index("feature_to", self._reaching(at[-1]) + features)
-        row = text.index("row_to", self._vector(prod(schedule.part), 1 - self._axis, "lying"))
+        row = text.index("row_to", sliced(prod(schedule.part), 1 - self._axis, "lying"))
         element, _, mask = self._positions(row, at, column)
         mask = text.mask("mask_to", mask & self._has_channel(column))
         if self.geometry.residues == 1:  # offsets that the threads' registers differ by are numbers
@@ -313,7 +320,7 @@ class Finishing:
         counts = self.epilogue.counts or scattered or in_place
         if not (has_inside or counts):
             return Place("", str(channel), "", "", str(has_channel))
-        row = text.index("row", self._vector(prod(schedule.part), 1 - self._axis))
+        row = text.index("row", sliced(prod(schedule.part), 1 - self._axis, "layout"))
         element, inside, mask = self._positions(row, at, column)
         mask = text.mask("mask", mask & has_channel)
         if has_inside:

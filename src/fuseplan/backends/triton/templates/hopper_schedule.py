@@ -163,13 +163,11 @@ class Schedule:
 
     def programs(self, processors: int) -> int | Programs:
         """Programs of a launch."""
-        if self.knobs.spread:
+        if not self.is_open and (self.geometry.is_padded or self.knobs.spread):
             return self.grid(processors)
         place = self.open_place or 0
         across = self.tiles // self.counts[place]
         rows, most = self.geometry.axes[place].rows, self.grid(processors)
-        if self.geometry.is_padded and not self.is_open:
-            return most
         return programs_of(self.kernel, rows, self.knobs.box[place], across, most)
 
     @property

@@ -7,7 +7,7 @@ from itertools import pairwise, product
 from math import prod
 
 from fuseplan.backends.triton.index import ceil_div
-from fuseplan.backends.triton.templates.product_tiles import MAP_BYTES, joint_of
+from fuseplan.backends.triton.templates.product_tiles import MAP_BYTES, SECTOR_BYTES, joint_of
 from fuseplan.kernels.contraction import Contraction
 from fuseplan.kernels.emit import COUNTER_BYTES, TensorMap
 from fuseplan.kernels.kernel import Kernel
@@ -24,7 +24,6 @@ MOST_AXES = 5  # of a tensor that the copy engine reads
 ROW_BYTES = 128  # of a row of src in shared memory, at most
 SHORT = 4.0  # positions side by side that take as long to begin as to move, where src passes registers
 LOADED, STORED = 180.0, 140.0  # products of TF32 that take as long as an element of src, and one of dst
-SECTOR_BYTES = 32  # what memory reads and writes at a time
 BROKEN = 56.0  # positions: a run that begins and ends inside of sectors takes as much longer to store
 
 

@@ -8,12 +8,11 @@ from math import gcd, sqrt
 
 from fuseplan.backends.triton import model
 from fuseplan.backends.triton.index import ceil_div
-from fuseplan.backends.triton.templates.product_tiles import Knobs, Tiles, factor_dtype
+from fuseplan.backends.triton.templates.product_tiles import SECTOR_BYTES, Knobs, Tiles, factor_dtype
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.target import Target
 from fuseplan.language.dtypes import dtype_of
 
-SECTOR_BYTES = 32  # of memory
 STEP = 32  # the most products that a tensor core adds before their sum leaves it, in `tf32x3`
 
 

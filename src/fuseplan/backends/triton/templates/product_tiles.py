@@ -19,6 +19,7 @@ from fuseplan.language.tensor import TensorSpec
 LEAST = 16  # a matrix unit's tile has at least so many features, rows, and products in a sum
 NARROW = 16  # with fewer channels a group, taps and channels are summed over as one axis
 MAP_BYTES = 16  # what the copy engine's strides are multiples of
+SECTOR_BYTES = 32  # what memory reads and writes at a time
 MOST_RUN = 16  # elements: no vector has more
 
 
