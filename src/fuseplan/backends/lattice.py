@@ -26,7 +26,7 @@ KEPT = "kept()"  # the tensor of one cell's elements that `Lattice.keeping` adds
 
 
 class Loop(Protocol):
-    """What a loop tells: a dataclass."""
+    """The fields of a loop, which is a dataclass."""
 
     @property
     def extent(self) -> int:

@@ -73,7 +73,7 @@ def of_residues(conv: Contraction, of: Sequence[Residue]) -> Contraction:
 def every(conv: Contraction) -> Iterator[tuple[Run, ...]]:
     """A run of each axis in every combination that has outputs, the last axis fastest.
 
-    Those of a run are neighbours with as many outputs, of as many taps, from the same place of src on.
+    The residues of a run are neighbours with as many outputs, of as many taps, from the same place of src on.
     """
     runs = (groupby(axis, lambda each: (each.count, each.low, len(each.taps))) for axis in residues(conv))
     return product(*([tuple(run) for (count, _, _), run in axis if count] for axis in runs))

@@ -165,7 +165,7 @@ class Bound(NamedTuple):
         late: the given operands that each call has to give nevertheless, by key.
         copied: the tensors of which it has packed copies.
         uncounted: those of them that torch writes without counting, with their elements.
-        missing: the keys of the operands that are not bound, in order, and what makes each readable.
+        missing: the keys of the other operands, in order, and the function that makes each of them readable.
     """
 
     plan: BoundPlan

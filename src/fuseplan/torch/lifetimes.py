@@ -88,7 +88,7 @@ class Lifetimes:
         return made
 
     def late(self, node: fx.Node) -> list[fx.Node]:
-        """What a call gives a launch: its src and its operands, where they are not known."""
+        """The tensors that a call gives a launch: its src and its operands, where they are not known."""
         return [each for each in (node.args[1], *node.args[2]) if each not in self.known]
 
     def changing(self, node: fx.Node) -> list[int]:

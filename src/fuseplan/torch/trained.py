@@ -275,7 +275,7 @@ def _plan_of(told: Mapping[str, Any]) -> FusionPlan | None:
 
 
 def is_fast(plan: FusionPlan, device: torch.device) -> bool:
-    """Whether kernels that are faster than torch's compute attention and its gradients, or yet faster ones.
+    """Whether attention and its gradients have Hopper's kernels, or kernels that are estimated to be faster.
 
     Raises:
         Unsupported: there is none for a plan.

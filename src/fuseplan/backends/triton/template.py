@@ -31,9 +31,9 @@ class GpuTemplate(Template):
         return Packing(operand.shape, kernel.compute_dtype, ordered)
 
     def traffic(self, kernel: Kernel, target: Target) -> Traffic:
-        return moved_once(kernel, self.kept_bytes(kernel))
+        return moved_once(kernel, self.kept_bytes(kernel, target))
 
-    def kept_bytes(self, kernel: Kernel) -> int:
+    def kept_bytes(self, kernel: Kernel, target: Target) -> int:
         """Bytes of the workspace that a launch writes and reads again."""
         return 0
 

@@ -137,7 +137,7 @@ class GpuAttention(AttentionKnobs):
             return loading + HALVES * (self.rows * size + self.keys * max(size, features))
         return item * (self.stages * self.keys * (size + features) + self.rows * size)
 
-    def kept_bytes(self, kernel: Kernel) -> int:
+    def kept_bytes(self, kernel: Kernel, target: Target) -> int:
         return AttentionWriter(self, kernel, self.text).workspace_bytes
 
     def seconds(self, kernel: Kernel, target: Target) -> float:

@@ -144,8 +144,10 @@ class Hopper(Knobs, GpuTemplate):
         """What follows from the choice for a kernel."""
         return Schedule(self, Geometry(kernel, self.reaching))
 
-    def kept_bytes(self, kernel: Kernel) -> int:
-        return self.schedule(kernel).padded_bytes
+    def kept_bytes(self, kernel: Kernel, target: Target) -> int:
+        schedule = self.schedule(kernel)
+        sums = Spread(schedule, schedule.grid(target.processors)).workspace_bytes
+        return schedule.padded_bytes + sums
 
     def seconds(self, kernel: Kernel, target: Target) -> float:
         return seconds(self.schedule(kernel), target)

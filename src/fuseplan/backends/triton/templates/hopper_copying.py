@@ -282,7 +282,7 @@ class Gathering(Copying):
 ACROSS_TILE, LOADED = 256, 64  # columns of a tile; registers of a thread that hold one or two elements each
 COUNTER = f"workspace + {COUNTER_BYTES // 4 - 1}"
 ARRIVED = f'gl.atomic_add({COUNTER}, {{}}, sem="{{}}", scope="gpu")'
-ORDER = "fence.proxy.async;"  # what was stored, or waited for, the copy engine sees from here on
+ORDER = "fence.proxy.async;"  # the copy engine sees the stores before it, also of programs waited for
 THREADS = "gl.arange(0, {}, layout=gl.BlockedLayout([1], [32], [{}], [0]))"
 FENCE = f'gl.inline_asm_elementwise("{ORDER} mov.b32 $0, $1;", "=r,r", [{THREADS}], gl.int32, False, 1)'
 

@@ -1,9 +1,9 @@
 """Writes how programs of the kernel for Hopper share the sums of the last tiles, where these leave some idle.
 
 All programs have equal runs of the blocks of these tiles, in their order. A run may end inside of a tile: the
-program leaves its part of the sum in the workspace, and does so before anything else. One with the last block
-of a tile adds what programs before it have left, in their order, and finishes the tile. It waits for none but
-programs of lower numbers, which wait for nothing before they leave their parts: even one at a time would end.
+program leaves its part of the sum in the workspace, and does so before anything else. A program with the last
+block of a tile adds the parts of the programs before it, in their order, and finishes the tile. It waits for
+programs of lower numbers alone, which leave their parts before they wait: even one at a time would end.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FEWEST_BLOCKS = 16  # of a program's run: with fewer, parts take longer than the
 
 
 class Spread:
-    """The tiles that programs share: those of a turn that is not full, and of one more if there is one.
+    """The tiles that programs share: the tiles of a turn that is not full, and one full turn if there is one.
 
     Attributes:
         can_be: whether programs would be idle without, and have blocks enough with it.
@@ -66,7 +66,7 @@ class Spread:
 
     @contextmanager
     def ended(self, text: Text, halves: list[str], row: str, column: str) -> Iterator[list[str]]:
-        """Lines for a tile that ends here, with its whole sum; `halves` are what the program has of it."""
+        """Lines for a tile that ends here, with its whole sum; `halves` are the program's part of the sum."""
         if not self.schedule.knobs.spread:
             yield halves
             return

@@ -104,7 +104,7 @@ class Product(Knobs, GpuTemplate):
             return packed.behind(by_features(kernel.weight, tiles.whole, last=is_last))
         return packed.behind(by_residue(kernel.weight, tiles.whole)) if tiles.residues else packed
 
-    def kept_bytes(self, kernel: Kernel) -> int:
+    def kept_bytes(self, kernel: Kernel, target: Target) -> int:
         return Tiles(kernel, self).workspace_bytes
 
     def flops(self, kernel: Kernel) -> int:

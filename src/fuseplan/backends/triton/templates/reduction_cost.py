@@ -47,8 +47,9 @@ STEEP = 2.67  # of the norm of these times
 # Registers of a thread for all else, for an element of src, and for one of an operand: of the cell; that all
 # cells share, in formulas behind the statistics, and in these. Where a tile has whole cells, or pieces.
 WHOLE, PIECE = (17, 1.0, 1.0, 0.25, 0.6), (26, 0.4, 0.5, 0.3, 0.3)
-# Of a row in pieces: for all else; the share of the registers there are that may be asked for; that more of
-# halves, which the compiler then keeps in pairs, beside others of the cell, and beside sums in few warps.
+# Of a row in pieces: registers for all else; the share of a thread's registers that may be asked for. The
+# share grows with 16-bit elements, which the compiler keeps in pairs: once beside operands of the cell, and
+# once beside sums in so few warps.
 BESIDE, ROOM, HALVED, FEW = 24, 0.95, 0.2, 8
 PLACED = 2  # for an element's place, and for the one that is chosen
 MOST = 255  # registers of a thread
@@ -64,7 +65,7 @@ ISSUE, ISSUED = 0.00286e-6, 0.0106e-6  # of a processor: for an element of each 
 KEPT, KEPT_BEYOND = 0.42, 0.1  # of the second cache, as `SERVED` and `BEYOND`
 CACHED, MET = 0.4, 1.67  # of a byte's time, through the second cache; of what programs leave there
 POWER = 3.66  # of the norm of these times
-# For programs to meet at the end, and for each pair of them, since all that wait ask again and again: of
+# For programs to meet at the end, and for each pair of programs, since a waiting program asks repeatedly: of
 # 26213 rows of 192 elements, 54.6 us with 2,112 programs, and 21.5 with 792.
 LAST, ARRIVAL = 3e-6, 4e-12
 OF_CELL = (12, 20)  # registers for the numbers of a cell beside the sums; of one whose elements are held
@@ -146,7 +147,7 @@ class Cost:
         return fits_there and (ahead + OWN_BYTES) * knobs.resident <= SHARED_BYTES
 
     def fits_in_pieces(self, knobs: ReductionKnobs) -> bool:
-        """Whether registers hold the pieces of a row, and shared memory those of later ones."""
+        """Whether registers hold the pieces of a row."""
         threads = knobs.warps * self.target.warp * max(1, knobs.resident)
         is_half, has_few = self.kernel.src.itemsize < 4, knobs.warps <= FEW
         room = ROOM + HALVED * is_half * (bool(self.own_first) + (bool(self.kernel.sums) and has_few))

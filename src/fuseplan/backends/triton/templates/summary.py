@@ -60,7 +60,7 @@ class ProductSummary(Product):
         for knobs in counted or [replace(next(iter(made)), rows=ROWS)]:
             yield cls(**vars(knobs))
 
-    def kept_bytes(self, kernel: Kernel) -> int:
+    def kept_bytes(self, kernel: Kernel, target: Target) -> int:
         return state_bytes(kernel, self)
 
     def seconds(self, kernel: Kernel, target: Target) -> float:
