@@ -19,7 +19,7 @@ from fuseplan.kernels.emit import Slot
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.lower import lower
 from fuseplan.kernels.match import match
-from fuseplan.kernels.target import parse_target
+from fuseplan.kernels.target import Target, parse_target
 from fuseplan.plans.plan import FusionPlan
 from numeric.test_hopper import offsets, stored
 
@@ -107,9 +107,9 @@ class Call:
             np.testing.assert_allclose(self.sums, np.ravel(value), rtol=2e-5, atol=2e-5, err_msg=told)
 
 
-def launch(choice: HopperAttention, kernel: Kernel, plan: FusionPlan) -> None:
+def launch(choice: HopperAttention, kernel: Kernel, plan: FusionPlan, target: Target = GPU) -> None:
     """Runs the text of the kernel on the plan's extents, and checks what it wrote."""
-    source, call = choice.emit(kernel, GPU).at(plan.src.shape[0]), Call(plan, hiding(plan))
+    source, call = choice.emit(kernel, target).at(plan.src.shape[0]), Call(plan, hiding(plan))
     gluon_emulator.run(source, [call.memory(slot) for slot in source.slots])
     call.check(choice.text)
 
@@ -138,6 +138,21 @@ def test_persistent_programs_take_pairs_of_tiles() -> None:
         tiles = -(-512 // choice.lots(kernel, GPU).rows)
         assert choice.lots(kernel, GPU).lots == (-(-tiles // 2) if choice.persistent else tiles)
         assert choice.emit(kernel, GPU).grid[0] == (3 if choice.persistent else 6 * tiles)
+
+
+def test_programs_share_the_halves_of_pairs() -> None:
+    """Three tiles of a head are a pair and its half; of two programs none has the pairs of all heads."""
+    plan, target = (
+        FusionPlan.parse("f16[1x4x300x16, bhsd] -> attention(is_causal=True)"),
+        replace(GPU, processors=2),
+    )
+    kernel = lower(match(plan))
+    choice = HopperAttention(groups=2, keys=128, stages=4, persistent=True, in_turn=False)
+    lots = choice.lots(kernel, target)
+    tiles = [1.0 + 1.0, 1.0 + 2.0, 1.0 + 3.0]
+    assert lots.is_turning
+    assert lots.seconds(1.0, 1.0) == 2 * (tiles[0] + tiles[2] + tiles[1])
+    launch(choice, kernel, plan, target)
 
 
 @pytest.mark.parametrize(

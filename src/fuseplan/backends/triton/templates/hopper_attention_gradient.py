@@ -115,7 +115,7 @@ class HopperAttentionGradient(HopperGradientKnobs):
         shown = (SHOWN[by] if self.lagging else SHOWN_AT_ONCE) + BESIDE_A_BYTE * bytes_beside(kernel)
         block = 2 * pairs * each / FLOPS_A_SECOND + shown * pairs / EXPONENTIALS
         block *= TURNS[made.is_causal] if self.in_turn else 1.0
-        inside = lots.seconds(block, TILE_SECONDS[self.persistent], target.processors)
+        inside = lots.seconds(block, TILE_SECONDS[self.persistent])
         moved = model.seconds(target, self.traffic(kernel, target))
         return round(max(inside + model.LAUNCH_SECONDS, moved), 9)
 
@@ -126,4 +126,4 @@ class HopperAttentionGradient(HopperGradientKnobs):
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
         lots = self.lots(kernel, target)
-        return HopperGradientWriter(lots, kernel, target.processors, self.text).source(target)
+        return HopperGradientWriter(lots, kernel, self.text).source(target)

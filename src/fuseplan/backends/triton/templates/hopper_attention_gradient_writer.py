@@ -59,7 +59,7 @@ class GradientLots(Lots):
     """
 
     def __init__(self, knobs: HopperGradientKnobs, kernel: Kernel, target: Target) -> None:
-        super().__init__(kernel, knobs.groups, knobs.keys, knobs.persistent, target.l2_bytes)
+        super().__init__(kernel, knobs.groups, knobs.keys, knobs.persistent, target)
         self.knobs, rows = knobs, self.rows + knobs.stages * self.keys
         told = len(TOLD) * knobs.stages * self.keys * SINGLE if self.is_rising else 0
         self.shared_bytes = HALF * rows * (self.size + self.features) + told + BARRIER_BYTES
@@ -68,8 +68,8 @@ class GradientLots(Lots):
 class HopperGradientWriter(HopperRows):
     """Writes one kernel; `query` are the rows of a tile, which may be keys."""
 
-    def __init__(self, lots: GradientLots, kernel: Kernel, processors: int, title: str) -> None:
-        super().__init__(lots, kernel, processors, lots.knobs.persistent, title)
+    def __init__(self, lots: GradientLots, kernel: Kernel, title: str) -> None:
+        super().__init__(lots, kernel, title)
         self.knobs, self.is_key = lots.knobs, lots.is_rising
         self.told = TOLD if self.is_key else ()
         self.widths = {"first": lots.size, "second": lots.features}

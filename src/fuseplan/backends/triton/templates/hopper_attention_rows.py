@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from math import gcd
 
+import numpy as np
+
 from fuseplan.backends.attending import Heads
 from fuseplan.backends.triton.index import DOWN, Index, as_index, ceil_div, number, power_of_two, sliced
 from fuseplan.backends.triton.shell import of_launch, programs_of
@@ -93,12 +95,14 @@ class Lots:
         is_folded: whether a program has two tiles of a head in turn, which meet as many others together as
             any other two: where rows meet those up to their place, and programs go on to further tiles.
         lots: of a head, for programs to take: tiles, or pairs of them.
+        is_turning: whether a program takes another lot of a head each time, since one of them is half of a
+            pair, and the program's next place would be the same.
         is_rising: whether the first tile of a head is the longest.
         heads: those whose tiles follow one another by length: the longest first, for the shortest to fill up
             the processors at the end, and few enough for what they read to stay in the L2.
     """
 
-    def __init__(self, kernel: Kernel, groups: int, keys: int, is_persistent: bool, l2_bytes: int) -> None:
+    def __init__(self, kernel: Kernel, groups: int, keys: int, is_persistent: bool, target: Target) -> None:
         self.made, self.meeting, self.groups, self.keys = kernel.attention, Heads.of(kernel, 0), groups, keys
         self.is_persistent = is_persistent
         made, meeting = self.made, self.meeting
@@ -107,10 +111,12 @@ class Lots:
         self.is_rising = meeting.by == "key"
         self.is_folded = is_persistent and made.is_causal and self.tiles > 1
         self.lots = ceil_div(self.tiles, 2) if self.is_folded else self.tiles
+        self.processors = target.processors
+        self.is_turning = self.is_folded and self.tiles % 2 == 1 and self.processors % self.lots == 0
         self.heads = 1
         if made.is_causal and not is_persistent:
             each = meeting.others * meeting.through * (made.size + made.features) * HALF
-            many = max(1, l2_bytes // 2 // each) * (1 if self.is_rising else made.group)
+            many = max(1, target.l2_bytes // 2 // each) * (1 if self.is_rising else made.group)
             self.heads = gcd(meeting.per_image, 1 << (many.bit_length() - 1))
 
     def met(self, first: int, count: int) -> tuple[int, int]:
@@ -120,15 +126,22 @@ class Lots:
         high = min(meeting.others, place + count - 1 + meeting.front) if meeting.front else meeting.others
         return low, max(low, high)
 
-    def seconds(self, block: float, beside: float, processors: int) -> float:
+    def seconds(self, block: float, beside: float) -> float:
         """The time of all tiles, by that of a block and that of a tile besides its blocks."""
         spans = [self.met(tile * self.rows, self.rows) for tile in range(self.tiles)]
         steps = [self.meeting.through * max(1, ceil_div(end - begin, self.keys)) for begin, end in spans]
-        head, heads = sum(steps) * block + self.tiles * beside, self.meeting.groups
-        if self.is_persistent:
-            return ceil_div(heads * self.lots, processors) * head / self.lots
-        # The last tiles fill up the processors, but for half of one.
-        return max(max(steps) * block + beside, heads * head / processors + head / self.tiles / 2)
+        tiles, heads = np.array(steps) * block + beside, self.meeting.groups
+        if not self.is_persistent:
+            # The last tiles fill up the processors, but for half of one.
+            filled = heads * tiles.sum() / self.processors + tiles.mean() / 2
+            return float(max(tiles.max(), filled))
+        lots = (tiles + tiles[::-1])[: self.lots] if self.is_folded else tiles
+        if self.is_folded and self.tiles % 2:
+            lots[-1] /= 2
+        places = np.arange(ceil_div(heads * self.lots, self.processors) * self.processors)
+        turned = places // self.processors * self.is_turning
+        taken = np.where(places < heads * self.lots, lots[(places + turned) % self.lots], 0)
+        return float(taken.reshape(-1, self.processors).sum(axis=0).max())
 
     @property
     def is_idle(self) -> bool:
@@ -151,11 +164,11 @@ class HopperRows(Scores):
     language, imports = "gluon", IMPORTS
     options = (("num_warps", 4),)
 
-    def __init__(self, lots: Lots, kernel: Kernel, processors: int, is_persistent: bool, title: str) -> None:
+    def __init__(self, lots: Lots, kernel: Kernel, title: str) -> None:
         super().__init__(kernel, title, 0, lots.rows, lots.keys, "gl")
         self.lots, groups = lots, self.heads.groups
         self.total = of_launch(kernel, groups) * lots.lots
-        most = processors if is_persistent else 0
+        most = lots.processors if lots.is_persistent else 0
         self.programs = programs_of(kernel, groups, 1, lots.lots, most)
         known = self.programs if isinstance(self.programs, int) else most
         self.grid: Index | int = known or self.total
@@ -186,7 +199,8 @@ class HopperRows(Scores):
                 self._place(tile, place // chunk * lots.heads + place % lots.heads)
                 yield
                 return
-            short = text.index("short", place % lots.lots)
+            turned = place // lots.processors if lots.is_turning else 0
+            short = text.index("short", (place + turned) % lots.lots)
             # The middle one of an odd number of tiles is in no pair.
             pair = f"gl.where({short} == {lots.lots - 1}, 1, 2)" if self.tiles % 2 else "2"
             with text.block(f"for turn in range(0, {pair})"):

@@ -52,7 +52,7 @@ class AttentionLots(Lots):
     """
 
     def __init__(self, knobs: HopperAttentionKnobs, kernel: Kernel, target: Target) -> None:
-        super().__init__(kernel, knobs.groups, knobs.keys, knobs.persistent, target.l2_bytes)
+        super().__init__(kernel, knobs.groups, knobs.keys, knobs.persistent, target)
         self.knobs = knobs
         own, rest = self.rows * self.features, self.rows * self.size
         rest += knobs.stages * knobs.keys * (self.size + self.features)
@@ -64,8 +64,8 @@ class AttentionLots(Lots):
 class HopperAttentionWriter(HopperRows):
     """Writes one kernel."""
 
-    def __init__(self, lots: AttentionLots, kernel: Kernel, processors: int, title: str) -> None:
-        super().__init__(lots, kernel, processors, lots.knobs.persistent, title)
+    def __init__(self, lots: AttentionLots, kernel: Kernel, title: str) -> None:
+        super().__init__(lots, kernel, title)
         self.holds_dst, self.knobs = lots.holds_dst, lots.knobs
         self.leaving = "dst_tiles" if self.holds_dst else "queries"  # where dst is on its way
         maps = {each: self.mapped(each, self.keys) for each in RINGS}
