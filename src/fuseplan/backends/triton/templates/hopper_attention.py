@@ -72,7 +72,7 @@ class HopperAttention(HopperAttentionKnobs):
     def _made(cls, kernel: Kernel, target: Target) -> Iterator[HopperAttention]:
         size = max(kernel.attention.size, kernel.attention.features)
         listed = next(tiles for most, tiles in TILES.items() if size <= most)
-        for (groups, keys), persistent, in_turn in product(listed, (True, False), (True, False)):
+        for (groups, keys), persistent, in_turn in product(listed, (False, True), (False, True)):
             if (groups, keys) == CROWDED and persistent and kernel.attention.is_causal:
                 continue
             tried = (cls(groups, keys, stages, persistent, in_turn) for stages in range(MOST_STAGES, 1, -1))
