@@ -90,7 +90,11 @@ class Shared:
         return Shared(view)
 
     def reinterpret(self, dtype: object, shape: Sequence[int], layout: object) -> Shared:
-        """What begins where this view does, whatever lies behind it."""
+        """What begins where this view does, whatever lies behind it: rows, or blocks of columns."""
+        across = self.data.shape[-1]
+        if shape[-1] > across:
+            blocks = self.reinterpret(dtype, (shape[-1] // across, shape[0], across), layout)
+            return Shared(blocks.data.swapaxes(0, 1).reshape(shape))
         strides = [self.data.itemsize * int(np.prod(shape[place + 1 :])) for place in range(len(shape))]
         return Shared(np.lib.stride_tricks.as_strided(self.data, shape, strides))
 

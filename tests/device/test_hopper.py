@@ -42,12 +42,14 @@ PLANS = (
 
 
 def forms(text: str) -> list[Hopper]:
-    """The best choice of each combination of knobs but the sizes."""
+    """The best choice of each combination of knobs but the sizes, and of sizes that are sums or are not."""
     found: dict[tuple[Any, ...], Hopper] = {}
-    for choice in Hopper.candidates(lower(match(FusionPlan.parse(text))), KIND, "default"):
+    kernel = lower(match(FusionPlan.parse(text)))
+    for choice in Hopper.candidates(kernel, KIND, "default"):
         assert isinstance(choice, Hopper)
-        sizes = ("box", "columns", "depth", "stages")
-        found.setdefault(tuple(value for key, value in choice.knobs.items() if key not in sizes), choice)
+        sizes, schedule = ("box", "columns", "depth", "stages", "band"), choice.schedule(kernel)
+        form = tuple(value for key, value in choice.knobs.items() if key not in sizes)
+        found.setdefault((*form, choice.band > 1, schedule.pieces > 1, schedule.weight_pieces > 1), choice)
     return list(found.values())
 
 

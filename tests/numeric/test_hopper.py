@@ -87,6 +87,13 @@ OPEN = (
     "f32[*x6x9x17] -> conv2d(20, kernel=3, padding=1, precision=tf32) -> bias -> add",
 )
 
+SUMS = (
+    "f16[330x40] -> matmul(328) -> bias -> add -> relu",
+    "bf16[600x776] -> linear(96) -> bias -> relu",
+    "bf16[330x72] -> linear(592) -> glu(silu, gate=first)",
+    "f16[330x41] -> matmul(327) -> bias",
+    "f16[4x16x9x7, nhwc] -> conv2d(192, kernel=3, padding=1) -> bias -> relu",
+)
 
 FORM = ("groups", "together", "resident", "programs", "band", "swapped", "spread")
 
@@ -213,6 +220,23 @@ def test_every_form_computes_the_plan(text: str, target: Target) -> None:
         for key, want in {"": out, **results}.items():
             told, order = f"{choice.text} {key}", plan.output.canonical_order
             np.testing.assert_allclose(made[key], want.transpose(order), rtol=2e-5, atol=2e-5, err_msg=told)
+
+
+@pytest.mark.parametrize("text", SUMS)
+def test_tiles_of_several_sums_compute_the_plan(text: str, target: Target) -> None:
+    plan, kernel = FusionPlan.parse(text), lowered(text)
+    rng = np.random.default_rng(7)
+    arrays = {"src": rng.integers(-8, 9, plan.src.shape) / 8, **data(plan, rng)}
+    out, _ = plan.evaluate(arrays["src"], {key: value for key, value in arrays.items() if key != "src"})
+    found = {}
+    for choice in Hopper.candidates(kernel, target, "default"):
+        assert isinstance(choice, Hopper)
+        schedule = choice.schedule(kernel)
+        if schedule.pieces > 1 or schedule.weight_pieces > 1:
+            found[choice.box, choice.columns, choice.groups, choice.swapped, choice.spread] = choice
+    for choice in [each for each in found.values() if each.spread] or found.values():
+        got = emulated(plan, choice, target, arrays)[""]
+        np.testing.assert_allclose(got, out, rtol=2e-5, atol=2e-5, err_msg=choice.text)
 
 
 def test_factors_are_not_rounded_where_accuracy_is_strict(target: Target) -> None:

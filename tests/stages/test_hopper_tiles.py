@@ -68,11 +68,24 @@ def test_groups_share_a_tile() -> None:
     rows = Schedule(Knobs((16, 4, 4), 64, 64, 2, together=True), geometry)
     assert (rows.own, rows.sum_shape) == ((8, 4, 4), (128, 64))
     assert list(map(str, rows.first)) == ["n + group * 8", "y", "x", "feature"]
-    features = Schedule(Knobs((16, 4, 4), 256, 64, 2, together=True, swapped=True), geometry)
-    assert features.sum_shape == (128, 256)
+    features = Schedule(Knobs((16, 4, 2), 256, 64, 2, together=True, swapped=True), geometry)
+    assert features.sum_shape == (128, 128)
     assert list(map(str, features.first)) == ["n", "y", "x", "group * 128"]
-    assert features.part == (4, 4, 4)
-    assert [part[0] for part in features.parts] == [0, 4, 8, 12]
+    assert features.part == (8, 4, 2)
+    assert [part[0] for part in features.parts] == [0, 8]
+
+
+def test_a_tile_is_made_of_powers_of_two() -> None:
+    geometry = Geometry(lowered("bf16[924x3456] -> matmul(4096) -> bias"))
+    rows = Schedule(Knobs((192,), 160, 64, 2, groups=3, together=True), geometry)
+    assert (rows.own, [width for _, _, width in rows.sums], rows.part_width) == ((64,), [128, 32], 32)
+    assert (rows.pieces, rows.weight_pieces) == (3, 5)
+    boxes = [slot.map.box for slot in rows.tensors(()) if slot.map]
+    assert boxes == [(64, 64), (64, 32), (64, 32)]
+    features = Schedule(Knobs((192,), 256, 64, 2, together=True, swapped=True), geometry)
+    assert features.sum_shape == (128, 192)
+    assert features.is_crowded
+    assert features.part == (32,)
 
 
 @pytest.mark.parametrize(
@@ -92,8 +105,9 @@ def test_every_choice_fits_a_processor(text: str) -> None:
         assert schedule.shared_bytes * knobs.programs <= SHARED_BYTES
         rows, columns = schedule.sum_shape
         assert rows in (64, 128)
-        assert rows * columns // 128 <= 128  # accumulators a thread
-        assert all(size & (size - 1) == 0 for size in (*knobs.box, knobs.columns, knobs.depth))
+        assert rows * columns // 128 <= 192  # accumulators a thread
+        assert all(size & (size - 1) == 0 for size in (knobs.depth, *schedule.part, schedule.part_columns))
+        assert not (schedule.is_crowded and (knobs.spread or schedule.geometry.scatters))
         assert 1 <= schedule.grid(TARGET.processors) <= TARGET.processors * knobs.programs
 
 

@@ -23,7 +23,9 @@ from fuseplan.backends.triton.templates.hopper_tiles import (
     HALF,
     MOST_AXES,
     MOST_STEP,
+    ROW_BYTES,
     Geometry,
+    even,
     row_of,
 )
 from fuseplan.backends.triton.templates.hopper_writer import HopperWriter
@@ -113,9 +115,10 @@ class Hopper(Knobs, GpuTemplate):
     @classmethod
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
         found = dict(choices(kernel, target))
-        # Of 16 bits and equal estimates, bands of 4 took 0.97 of the time of bands of 1, on an H200.
-        wider = -1 if kernel.src.itemsize == HALF else 1
-        for knobs in sorted(found, key=lambda it: (found[it], wider * it.band, it.swapped, repr(it))):
+        # Of equal estimates on an H200, bands of 8 took 0.95 of the time of bands of 1 where weights of 16
+        # bits are large, 1.01 where they are small; swapped products took 0.97 of the time of others.
+        wider = -1 if _is_large(kernel, target) and kernel.src.itemsize == HALF else 1
+        for knobs in sorted(found, key=lambda it: (found[it], wider * it.band, not it.swapped, repr(it))):
             yield cls(**vars(knobs))
 
     def packed_weight(self, kernel: Kernel) -> Packing:
@@ -180,7 +183,8 @@ BOXES = 2  # that are tried of a size: those that cover dst best
 BANDS = (4, 8)
 
 # groups, together, programs on a processor: accumulators of a thread
-FORMS = {(2, False, 1): 128, (2, True, 1): 128, (1, False, 2): 64, (3, False, 1): 64}
+FORMS = {(2, False, 1): 128, (2, True, 1): 192, (1, False, 2): 64, (3, False, 1): 64, (3, True, 1): 96}
+SUMS = (96, 160, 192)  # rows or features of tiles that are sums of powers of two, for 16 bits
 
 # One processor of an H200. The numbers were fitted to 2,000 times of 114 products and convolutions, most of
 # them random, with those of `product_cost`: choices take 1.03 of the best time, of 46 others 1.06.
@@ -210,7 +214,7 @@ def choices(kernel: Kernel, target: Target) -> Iterator[tuple[Knobs, float]]:
     geometries = (plain, reaching) if plain.can_reach else (plain,)
     # gate and value are columns of one thread's sums, which rows are not
     orders = (False,) if plain.ways > 1 else (False, True)
-    for geometry, rows in product(geometries, (64, 128, 256)):
+    for geometry, rows in product(geometries, (64, 128, 256, *SUMS)):
         boxes = geometry.boxes(rows)[:BOXES]
         for box, columns, depth, form, swapped in product(
             boxes, _widths(kernel), _depths(kernel), FORMS, orders
@@ -244,21 +248,25 @@ def seconds(schedule: Schedule, target: Target) -> float:
 def _moved(schedule: Schedule, target: Target) -> float:
     """Bytes through memory: all once, a weight that the L2 does not keep again for later tiles of rows."""
     kernel, knobs = schedule.kernel, schedule.knobs
-    weight = kernel.weight.nbytes
     broken = schedule.geometry.broken(schedule.part) - 1 if schedule.geometry.scatters else 0.0
     once = kernel.minimum_bytes + broken * kernel.dst.nbytes
-    if weight * STAYING < target.l2_bytes:
+    if not _is_large(kernel, target):
         return once
     together = max(knobs.band, target.processors * knobs.programs / schedule.across)
-    return once + weight * max(0.0, prod(schedule.counts) / together - 1)
+    return once + kernel.weight.nbytes * max(0.0, prod(schedule.counts) / together - 1)
+
+
+def _is_large(kernel: Kernel, target: Target) -> bool:
+    """Whether the order of tiles matters, because the L2 does not keep the weight for later ones."""
+    return kernel.weight.nbytes * STAYING >= target.l2_bytes
 
 
 def _summing(schedule: Schedule, apart: float = 1.0) -> float:
     """Seconds for the sums of a tile: products, or copies through the L2 that take `apart` times as long."""
     knobs = schedule.knobs
-    columns = schedule.sum_shape[1]
     # of a product, 64 rows and all columns are read from shared memory anew
-    reading = max(1.0, SHARED_READS * (64 + columns) / (64 * columns))
+    reads = (max(width, SHARED_READS * (64 + width) / 64) for _, _, width in schedule.sums)
+    reading = sum(reads) / schedule.sum_shape[1]
     depth = schedule.blocks * schedule.lines * knobs.depth
     products = 2 * prod(knobs.box) * knobs.columns * depth * reading / FLOPS_A_SECOND[schedule.itemsize]
     if schedule.geometry.gathers:
@@ -300,7 +308,10 @@ def _widths(kernel: Kernel) -> tuple[int, ...]:
     features = Geometry(kernel).conv.features_per_group
     if kernel.contraction.groups > 1:
         return tuple(width for width in (16, 32, 64, 128, 256) if features % width == 0)
-    return tuple(width for width in (32, 64, 128, 256) if width < 2 * max(features, 32))
+    # a turned weight is copied in lines of a piece's features: with 64 bytes, tiles took 1.1 times as long
+    least = ROW_BYTES // HALF if Geometry(kernel).is_turned else 1
+    sums = [width for width in SUMS if kernel.src.itemsize == HALF and even(width) >= least]
+    return tuple(width for width in (32, 64, 128, 256, *sums) if width < 2 * max(features, 32))
 
 
 def _depths(kernel: Kernel) -> tuple[int, ...]:
@@ -321,16 +332,19 @@ def _depths(kernel: Kernel) -> tuple[int, ...]:
 def _fits(tile: tuple[int, int], form: tuple[int, bool, int], swapped: bool) -> bool:
     """Whether a group's products have 64 or 128 rows, enough columns, and sums that fit into registers."""
     rows, columns = tile[::-1] if swapped else tile
-    rows //= form[0] if form[1] else 1
-    fewest = 128 if swapped else 16
-    return rows in (64, 128) and fewest <= columns <= 256 and rows * columns <= 128 * FORMS[form]
+    own = rows / (form[0] if form[1] else 1)
+    fewest = 96 if swapped else 16
+    return own in (64, 128) and fewest <= columns <= 256 and own * columns <= 128 * FORMS[form]
 
 
 def _variants(base: Knobs, geometry: Geometry, target: Target) -> Iterator[tuple[Knobs, float]]:
     """The choice, also in bands, and with the weight held."""
     schedule = Schedule(base, geometry)
+    if schedule.is_crowded and geometry.scatters:
+        return
     grid = schedule.grid(target.processors)
-    bands = (1, *BANDS) if schedule.across > 1 and schedule.tiles > 4 * grid else (1,)
+    is_ordered = schedule.tiles > 4 * grid or _is_large(geometry.kernel, target)
+    bands = (1, *BANDS) if schedule.across > 1 and is_ordered else (1,)
     orders = (False, True) if Spread(schedule, target.processors * base.programs).can_be else (False,)
     for band, spread in product(bands, orders):
         yield from _deepest(Schedule(replace(base, band=band, spread=spread), geometry), target)

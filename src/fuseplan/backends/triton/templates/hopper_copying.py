@@ -26,15 +26,16 @@ from fuseplan.backends.triton.shell import of_launch
 from fuseplan.backends.triton.storage import named
 from fuseplan.backends.triton.templates.hopper_schedule import Schedule, advance, widened
 from fuseplan.backends.triton.templates.hopper_spread import Spread
+from fuseplan.backends.triton.templates.hopper_tiles import even
 from fuseplan.backends.triton.templates.product_tiles import row_axes
 from fuseplan.backends.triton.text import Text
 from fuseplan.kernels.emit import COUNTER_BYTES, Slot
 
 
-def swizzled(schedule: Schedule, rank: int) -> str:
-    """The layout of lines of src in shared memory: that of the copies' boxes."""
+def swizzled(schedule: Schedule, rank: int, beside: int = 0) -> str:
+    """The layout of lines in shared memory: that of boxes, with so many elements side by side, or `depth`."""
     size = schedule.itemsize
-    return f"gl.NVMMASharedLayout({min(128, schedule.knobs.depth * size)}, {8 * size}, {rank})"
+    return f"gl.NVMMASharedLayout({min(128, (beside or schedule.knobs.depth) * size)}, {8 * size}, {rank})"
 
 
 ROUNDED = 'gl.inline_asm_elementwise("cvt.rna.tf32.f32 $0, $1;", "=r,f", [{}], gl.float32, True, 1)'
@@ -98,12 +99,15 @@ class Copying:
         if self.by_channels:
             pairs = [(tap, channel) for channel, tap in product(parts, range(taps))]
         for place, ((tap, channel), line) in enumerate(product(pairs, range(lines))):
-            where = self._weight_at(Index("row"), line * taps + tap, channel)
-            text.line(f"tma.async_load({self.weight}, {where}, held, weight_ring.index({place}))")
+            self._load_weight(Index("row"), line * taps + tap, channel, "held", as_index(place))
 
-    def _weight_at(self, row: Index, tap: Index | int, channel: object) -> str:
-        """The coordinates of a block of the weight."""
-        return f"[{channel}, {row}]" if self.geometry.is_turned else f"[{row}, {tap}, {channel}]"
+    def _load_weight(self, row: Index, tap: Index | int, channel: object, full: str, block: Index) -> None:
+        """Copies a block of the weight."""
+        for piece in range(self.schedule.weight_pieces):
+            first = row + piece * even(self.knobs.columns)
+            at = f"[{channel}, {first}]" if self.geometry.is_turned else f"[{first}, {tap}, {channel}]"
+            into = f"weight_ring.index({block * self.schedule.weight_pieces + piece})"
+            self.text.line(f"tma.async_load({self.weight}, {at}, {full}, {into})")
 
     def _loops(self, loops: ExitStack) -> tuple[list[Index], Index]:
         """Opens the loops over taps and channels; coordinates in src, and the tap's number."""
@@ -145,24 +149,24 @@ class Copying:
         self.text.line(f"mbarrier.expect(ready, {weight_bytes + more})")
 
     def _copy_weight(self, tap: Index) -> None:
-        text, lines = self.text, self.schedule.lines
+        lines = self.schedule.lines
         row = Index("feature") * self.geometry.ways
         if self.contraction.weight_per_batch:
             row = Index("n") * self.geometry.features + row
         for line in range(0 if self.knobs.resident else lines):
             at = tap + line * (self.geometry.taps // lines)
-            block = Index("stage") * lines + line
-            into = f"ready, weight_ring.index({block})"
-            text.line(f"tma.async_load({self.weight}, {self._weight_at(row, at, 'channel')}, {into})")
+            self._load_weight(row, at, "channel", "ready", Index("stage") * lines + line)
 
     def _copy_src(self, where: list[Index]) -> None:
         """The rows of the first tap and, where they reach further, the lines behind them."""
         text, schedule = self.text, self.schedule
-        if not self.knobs.reaching:
-            at = ", ".join(map(str, where))
-            text.line(f"tma.async_load(src, [{at}], ready, src_ring.index(stage))")
-            return
         line, *rest = where
+        if not self.knobs.reaching:
+            for piece in range(schedule.pieces):
+                at = ", ".join(map(str, [line + piece * even(self.knobs.box[0]), *rest]))
+                into = f"src_ring.index({Index('stage') * schedule.pieces + piece})"
+                text.line(f"tma.async_load(src, [{at}], ready, {into})")
+            return
         size = self.knobs.box[0]
         begins = [
             ("src", 0),

@@ -54,7 +54,9 @@ class Finishing:
 
     def layouts(self) -> dict[str, str]:
         """By name, how a part lies over the threads: as products leave it, and to be scattered."""
-        found = {"layout": accumulator(self.schedule.part_width, self.schedule.itemsize)}
+        schedule = self.schedule
+        widths = {name: width for _, name, width in schedule.sums} | {"layout": schedule.part_width}
+        found = {name: accumulator(width, schedule.itemsize) for name, width in widths.items()}
         return found | ({"lying": self._lying} if self.geometry.scatters else {})
 
     @property
@@ -278,20 +280,20 @@ class Finishing:
         return [halves[place::count] for place in range(count)]
 
     def _split(self) -> list[str]:
-        """The parts of the sum, columns in order; every thread keeps what it has."""
-        text, parts, width = self.text, ["total"], self.schedule.sum_shape[1]
-        if width == self.schedule.part_width:
-            return parts
-        while width > self.schedule.part_width:
-            width //= 2
-            parts = [half for whole in parts for half in self._halves(whole, width)]
-        return [text.let("part", f"gl.convert_layout({each}, layout, assert_trivial=True)") for each in parts]
+        """The parts of the sums, columns in order; every thread keeps what it has."""
+        text, schedule = self.text, self.schedule
+        if schedule.sum_shape[1] == schedule.part_width:
+            return ["total"]
+        cut = [part for total, _, width in schedule.sums for part in self._cut(total, width)]
+        return [text.let("part", f"gl.convert_layout({each}, layout, assert_trivial=True)") for each in cut]
 
-    def _halves(self, whole: str, width: int) -> tuple[str, str]:
+    def _cut(self, whole: str, width: int) -> list[str]:
+        if width == self.schedule.part_width:
+            return [whole]
         left, right = self.text.name("half"), self.text.name("half")
-        halved = f"{whole}.reshape([{self.schedule.sum_shape[0]}, 2, {width}]).permute((0, 2, 1)).split()"
-        self.text.line(f"{left}, {right} = {halved}")
-        return left, right
+        shape, width = [self.schedule.sum_shape[0], 2, width // 2], width // 2
+        self.text.line(f"{left}, {right} = {whole}.reshape({shape}).permute((0, 2, 1)).split()")
+        return [*self._cut(left, width), *self._cut(right, width)]
 
     def _read(self, place: str) -> dict[str, str]:
         """Names of the copied operands' parts, in registers."""

@@ -11,7 +11,7 @@ from operator import mul
 
 from fuseplan.backends.triton.index import Index, as_index, ceil_div, number
 from fuseplan.backends.triton.shell import of_launch, programs_of
-from fuseplan.backends.triton.templates.hopper_tiles import Geometry
+from fuseplan.backends.triton.templates.hopper_tiles import Geometry, even
 from fuseplan.backends.triton.text import Text
 from fuseplan.kernels.emit import Programs, Slot
 from fuseplan.kernels.kernel import KernelOperand
@@ -39,6 +39,7 @@ IMPORTS = (
 REGISTERS = {1: (0, 32), 2: (240, 24), 3: (160, 24)}
 # Where src passes registers, a thread has as many as any: ptxas gives none more than a launch begins with.
 LOADING = {1: (128, 128), 2: (168, 168), 3: (128, 128)}
+SUM_REGISTERS = {1: 64, 2: 128, 3: 64}  # sums of a thread that leave registers for any epilogue
 KEPT_REGISTERS = 40  # of a thread that loads, besides what it has loaded
 
 
@@ -78,8 +79,10 @@ class Schedule:
         blocks: copies of src for a tile.
         part, part_columns: what a group finishes at once: few positions along the products' columns, so that
             the stages' values fit into registers.
+        is_crowded: whether the group's sums leave few registers: parts are smaller then.
         sum_shape: rows and columns of a group's products.
         part_width: columns of the products that are finished at once.
+        pieces, weight_pieces: copies that bring a block of src, and of the weight: boxes are powers of two.
         weight_bytes, src_bytes: of one block of the weight, and of one copy of src.
         stage_bytes: of one stage of the ring.
     """
@@ -104,13 +107,19 @@ class Schedule:
             self.own_columns //= knobs.groups
         elif self.shares_tile:
             self.own = _shrunk(knobs.box, prod(knobs.box) // knobs.groups)
-        self.part, self.part_columns = self.own, min(self.own_columns, PART)
+        sums = prod(self.own) * self.own_columns * geometry.ways // 128
+        self.is_crowded = sums > SUM_REGISTERS[knobs.groups]
+        most = PART // 2 if self.is_crowded else PART
+        self.part, self.part_columns = self.own, min(even(self.own_columns), most)
         if knobs.swapped:
-            self.part, self.part_columns = _shrunk(self.own, min(prod(self.own), PART)), self.own_columns
+            self.part = _shrunk(self.own, min(even(prod(self.own)), most))
+            self.part_columns = self.own_columns
         self.sum_shape = prod(self.own), self.own_columns * geometry.ways
         self.part_width = self.part_columns
         if knobs.swapped:
             self.sum_shape, self.part_width = self.sum_shape[::-1], prod(self.part)
+        self.pieces = prod(knobs.box) // prod(map(even, knobs.box))
+        self.weight_pieces = knobs.columns // even(knobs.columns)
         self.itemsize = self.kernel.src.itemsize
         self.weight_bytes = knobs.columns * knobs.depth * self.itemsize
         self.src_bytes = self.span * prod(knobs.box[1:]) * knobs.depth * self.itemsize
@@ -128,6 +137,15 @@ class Schedule:
     def launched(self) -> Index:
         """Tiles of all rows, in a launch."""
         return reduce(mul, map(ceil_div, self.extents, self.knobs.box))
+
+    @cached_property
+    def sums(self) -> list[tuple[str, str, int]]:
+        """Name, layout and columns of each of the group's sums: powers of two, the largest first."""
+        columns = self.sum_shape[1]
+        widths = [1 << bit for bit in range(columns.bit_length())[::-1] if columns >> bit & 1]
+        if len(widths) == 1:
+            return [("total", "whole", columns)]
+        return [(f"total_{number}", f"whole_{width}", width) for number, width in enumerate(widths)]
 
     @property
     def scatters_features(self) -> bool:

@@ -35,7 +35,8 @@ class Spread:
         fits = schedule.tiles % grid and self.tiles * knobs.groups <= COUNTER_BYTES // 4
         fits = fits and schedule.tiles * schedule.blocks * grid < WIDE
         is_known = schedule.shares_tile and schedule.geometry.taps == 1 and not schedule.is_open
-        is_known = is_known and not schedule.geometry.is_padded  # whose copy has the workspace
+        # a copy of src has the workspace, crowded sums leave no registers for where parts lie
+        is_known = is_known and not schedule.geometry.is_padded and not schedule.is_crowded
         self.can_be = bool(fits and is_known and self.work >= FEWEST_BLOCKS * grid)
         parts = grid * prod(knobs.box) * knobs.columns
         self.workspace_bytes = COUNTER_BYTES + 4 * parts if knobs.spread else 0

@@ -230,6 +230,8 @@ class Geometry:
     def boxes(self, rows: int) -> tuple[tuple[int, ...], ...]:
         """Boxes of so many rows, those first that cover dst with the fewest, and of these the roundest."""
         size = rows.bit_length() - 1
+        if rows > 1 << size:
+            return ((rows,),) if self.is_flat and not self.gathers else ()
         cuts = product(range(size + 1), repeat=len(self.axes))
         boxes = [tuple(1 << cut for cut in each) for each in cuts if sum(each) == size]
         return tuple(sorted(filter(self._fits, boxes), key=self._cost))
@@ -272,9 +274,9 @@ class Geometry:
     # ---- tensor maps
 
     def src_map(self, box: tuple[int, ...], depth: int) -> TensorMap:
-        """src, or its copy, in boxes of rows x `depth` channels."""
+        """src, or its copy, in boxes of rows x `depth` channels: pieces that are powers of two."""
         lying = [(axis.positions, axis.src_stride, axis.step) for axis in self.axes]
-        made = self._map(lying, self.kernel.src.channels, (*box, depth))
+        made = self._map(lying, self.kernel.src.channels, (*map(even, box), depth))
         return replace(made, begin=COUNTER_BYTES * self.is_padded)
 
     def dst_map(self, box: tuple[int, ...], columns: int) -> TensorMap:
@@ -299,26 +301,31 @@ class Geometry:
         return self.kernel.weight.axes == (1, 0) and not is_packed
 
     def weight_map(self, columns: int, depth: int) -> TensorMap:
-        """The packed weight, (feature, tap, channel), in boxes of `columns` x 1 x `depth`.
+        """The packed weight, (feature, tap, channel), in boxes of `columns` x 1 x `depth`, or pieces of them.
 
         Images with a weight of their own have their features one after the other. Of a gated product, each
-        box has the gates of a tile and then its values. A turned weight is (channel, feature), in boxes of
-        `depth` x `columns`.
+        tile has its gates and then its values. A turned weight is (channel, feature), in boxes of `depth` x
+        `columns`.
         """
-        contraction = self.conv
+        contraction, piece = self.conv, even(columns)
         if self.is_turned:
             turned, pitch = (self.channels, self.features), row_of(self.features)
-            return TensorMap(self.kernel.weight.dtype, turned, (pitch, 1), (depth, columns), (1, 1))
+            return TensorMap(self.kernel.weight.dtype, turned, (pitch, 1), (depth, piece), (1, 1))
         images = contraction.batch if contraction.weight_per_batch else 1
         features = self.features
         if self.ways > 1:
             features = ceil_div(features, columns // self.ways) * columns
         shape = (images * features, self.taps, self.packed_channels)
         strides = (shape[1] * shape[2], shape[2], 1)
-        return TensorMap(self.kernel.weight.dtype, shape, strides, (columns, 1, depth), (1, 1, 1))
+        return TensorMap(self.kernel.weight.dtype, shape, strides, (piece, 1, depth), (1, 1, 1))
 
 
 SWIZZLED_ROWS = 8  # rows of a block after which the order of their bytes in shared memory repeats
+
+
+def even(extent: int) -> int:
+    """The largest power of two that divides an extent."""
+    return extent & -extent
 
 
 def _even(spec: TensorSpec) -> bool:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import prod
 
 from fuseplan.backends.triton.elementwise import argument
-from fuseplan.backends.triton.index import Index, number
+from fuseplan.backends.triton.index import Index, as_index, number
 from fuseplan.backends.triton.shell import Writer
 from fuseplan.backends.triton.storage import named
 from fuseplan.backends.triton.templates.hopper_copying import Copying, Gathering, swizzled, write_padding
-from fuseplan.backends.triton.templates.hopper_finishing import Finishing, accumulator, brought
+from fuseplan.backends.triton.templates.hopper_finishing import Finishing, brought
 from fuseplan.backends.triton.templates.hopper_schedule import (
     IMPORTS,
     PART_TILES,
@@ -22,6 +23,7 @@ from fuseplan.backends.triton.templates.hopper_schedule import (
     specialized,
 )
 from fuseplan.backends.triton.templates.hopper_spread import Spread
+from fuseplan.backends.triton.templates.hopper_tiles import even
 from fuseplan.kernels.emit import COUNTER_BYTES, Slot
 
 
@@ -67,15 +69,14 @@ class HopperWriter(Writer):
     def _consume(self) -> None:
         text, knobs, schedule = self.text, self.knobs, self.schedule
         with text.function(f"consume({self._taken()}, group: gl.constexpr)"):
-            text.line(
-                f"whole: gl.constexpr = {accumulator(schedule.sum_shape[1], schedule.itemsize)}",
-                *(f"{name}: gl.constexpr = {each}" for name, each in self.finishing.layouts().items()),
-            )
+            text.line(*(f"{name}: gl.constexpr = {each}" for name, each in self.finishing.layouts().items()))
             if not self.geometry.scatters:
                 text.line("slot = 0")
             schedule.begin(text)
-            if knobs.reaching:
-                text.line(f"lines: gl.constexpr = {swizzled(schedule, 2)}")
+            if knobs.reaching or len(schedule.sums) > 1:
+                turned = self.geometry.is_turned and not knobs.swapped
+                beside = even(knobs.columns) if turned else knobs.depth
+                text.line(f"lines: gl.constexpr = {swizzled(schedule, 2, beside)}")
             if self.padding:
                 write_padding(text, schedule)
             start, stride = self._turns()
@@ -110,20 +111,24 @@ class HopperWriter(Writer):
         return start, stride
 
     def _multiply(self) -> None:
-        """The sum of a tile; a stage is given back when the product after it has begun."""
+        """The sums of a tile; a stage is given back when the products after it have begun."""
         text, knobs, schedule = self.text, self.knobs, self.schedule
-        text.line(f"total = gl.zeros({schedule.sum_shape}, gl.float32, layout=whole)")
+        totals = ", ".join(name for name, _, _ in schedule.sums)
+        count, deps = schedule.lines * len(schedule.sums), totals + "," * (len(schedule.sums) == 1)
+        for name, whole, width in schedule.sums:
+            shape = schedule.sum_shape[0], width
+            text.line(f"{name} = gl.zeros({shape}, gl.float32, layout={whole})")
         if schedule.takes_turns:
             text.line("mbarrier.wait(order.index(group), mine)", "mine ^= 1")
         first, ends = ("begin", "begin, end") if knobs.spread else ("0", f"{schedule.blocks}")
         with text.block(f"for block in range({ends})"):
             text.line("mbarrier.wait(full.index(stage), phase)")
             for line in range(schedule.lines):
-                factors = self._factors(line)
-                text.line(*(f"{name} = {tile}" for name, tile in factors.items()))
-                text.line(f"total = warpgroup_mma({', '.join(factors)}, total, is_async=True)")
+                rows, *columns = self._factors(line)
+                for (name, _, _), factor in zip(schedule.sums, columns, strict=True):
+                    text.line(f"{name} = warpgroup_mma({rows}, {factor}, {name}, is_async=True)")
             text.line(
-                f"total = warpgroup_mma_wait({schedule.lines}, deps=(total,))",
+                f"{totals} = warpgroup_mma_wait({count}, deps=({deps}))",
                 f"before = gl.where(stage == 0, {knobs.stages - 1}, stage - 1)",
                 f"mbarrier.arrive(empty.index(before), pred=block > {first})",
             )
@@ -131,7 +136,7 @@ class HopperWriter(Writer):
         if schedule.takes_turns:
             text.line(f"mbarrier.arrive(order.index((group + 1) % {knobs.groups}))")
         text.line(
-            "total = warpgroup_mma_wait(0, deps=(total,))",
+            f"{totals} = warpgroup_mma_wait(0, deps=({deps}))",
             f"before = gl.where(stage == 0, {knobs.stages - 1}, stage - 1)",
             "mbarrier.arrive(empty.index(before))",
         )
@@ -142,23 +147,38 @@ class HopperWriter(Writer):
                 f"stage = stage % {knobs.stages}",
             )
 
-    def _factors(self, line: int) -> dict[str, str]:
-        """The blocks of src and of the weight that one product takes, by name, rows first."""
-        knobs, schedule = self.knobs, self.schedule
-        block = Index("block" if knobs.resident else "stage") * schedule.lines + line
-        src_shape = f"[{prod(knobs.box)}, {knobs.depth}]"
-        src = self._src_lines(line) if knobs.reaching else f"src_ring.index(stage).reshape({src_shape})"
-        weight = f"weight_ring.index({block})"
-        is_turned = self.geometry.is_turned
-        if not is_turned:
-            weight += f".reshape([{knobs.columns}, {knobs.depth}])"
-        both = [("src_tile", src, False), ("weight_tile", weight, is_turned)]
-        rows, columns = both[::-1] if knobs.swapped else both
-        pair = {rows[0]: _turned(rows[1], rows[2]), columns[0]: _turned(columns[1], not columns[2])}
-        if schedule.shares_tile and not (knobs.reaching and rows[0] == "src_tile"):
-            share = schedule.sum_shape[0]
-            pair[rows[0]] += f".slice(group * {share}, {share}, 0)"
-        return pair
+    def _factors(self, line: int) -> Iterator[str]:
+        """Writes the rows that the products of a line take, and the columns of each; their names."""
+        schedule = self.schedule
+        rows, columns = ("weight_tile", "src_tile") if self.knobs.swapped else ("src_tile", "weight_tile")
+        share, begin = schedule.sum_shape[0], as_index(0)
+        mine = number("group", self.knobs.groups) * share if schedule.shares_tile else begin
+        yield self._factor(rows, line, mine, share, 0)
+        for total, _, width in schedule.sums:
+            yield self._factor(total.replace("total", columns), line, begin, width, 1)
+            begin += width
+
+    def _factor(self, name: str, line: int, begin: Index, count: int, axis: int) -> str:
+        """Writes `count` lines of a block of src or of the weight, whose pieces lie one behind the other."""
+        knobs, size, block, turned = self.knobs, prod(self.knobs.box), Index("stage"), False
+        if name.startswith("weight"):
+            block = Index("block" if knobs.resident else "stage") * self.schedule.lines + line
+            size, turned = knobs.columns, self.geometry.is_turned
+        piece = even(size)
+        if size > piece:
+            block, size = block * (size // piece) + begin // piece, count
+        shape = [knobs.depth, size] if turned else [size, knobs.depth]
+        tile = f"{'weight_ring' if name.startswith('weight') else 'src_ring'}.index({block})"
+        if size > piece:
+            tile += f".reinterpret({self.element}, {shape}, lines)"
+        elif not turned:
+            tile += f".reshape({shape})"
+        if knobs.reaching and name.startswith("src"):
+            tile, size = self._src_lines(line), count
+        tile += ".permute((1, 0))" if turned == (axis == 0) else ""
+        tile += f".slice({begin}, {count}, {axis})" if size > count else ""
+        self.text.line(f"{name} = {tile}")
+        return name
 
     def _src_lines(self, line: int) -> str:
         """The lines of src that a tap along the first axis reads: they begin where its own does."""
@@ -209,9 +229,9 @@ class HopperWriter(Writer):
                 shape = [knobs.stages, prod(knobs.box), knobs.depth]
             text.line(f"src_ring = {allocated(self.element, str(shape), swizzled(schedule, len(shape) - 1))}")
         else:
-            ring(text, "src_ring", "src", knobs.stages)
+            ring(text, "src_ring", "src", knobs.stages * schedule.pieces)
         held = schedule.blocks if knobs.resident else knobs.stages
-        ring(text, "weight_ring", weight, held * schedule.lines)
+        ring(text, "weight_ring", weight, held * schedule.lines * schedule.weight_pieces)
         counted(text, "empty", knobs.stages, knobs.groups if knobs.together else 1)
         counted(text, "full", knobs.stages, schedule.arrivals)
         if knobs.resident:
@@ -226,8 +246,3 @@ class HopperWriter(Writer):
                 ring(text, tile, "dst", len(schedule.parts))
                 text.line(f"{full} = {barriers(0)}", f"mbarrier.init({full}, count=1)")
         text.line("fence_async_shared()")
-
-
-def _turned(tile: str, is_turned: bool) -> str:
-    """A tile of shared memory, or its transpose."""
-    return f"{tile}.permute((1, 0))" if is_turned else tile
