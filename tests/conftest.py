@@ -92,7 +92,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = items[place - 1 :: count]
     if config.getoption("whole"):
         return
-    for item in items:
-        mark = item.get_closest_marker("part")
-        if mark is not None and zlib.crc32(item.name.encode()) % mark.args[0]:
-            item.add_marker(pytest.mark.skip(reason=f"one case in {mark.args[0]} runs: --whole runs all"))
+    left = [item for item in items if _is_left(item)]
+    if left:
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if not _is_left(item)]
+
+
+def _is_left(item: pytest.Item) -> bool:
+    mark = item.get_closest_marker("part")
+    return mark is not None and zlib.crc32(item.name.encode()) % mark.args[0] != 0

@@ -46,11 +46,11 @@ def cells() -> Iterator[tuple[str, type[GpuTemplate], FusionPlan]]:
     """The first cell of each target, template and class of dtypes."""
     seen = set()
     for target in KINDS:
-        for cell, kind, plan in taken(target):
+        for turn, cell, kind in taken(target):
             own = target, kind, "narrow" if cell.dtype in NARROW else cell.dtype
             if own not in seen and issubclass(kind, GpuTemplate):
                 seen.add(own)
-                yield target, kind, plan
+                yield target, kind, cell.plan(turn)
 
 
 BUILDS = list(builds(PLANS, [parse_target(kind) for kind in KINDS], triton=FOLDER))
