@@ -18,6 +18,7 @@ from fuseplan.bench.results import OURS
 from fuseplan.bench.runner import Process, processes
 from fuseplan.measure.cases import Case, Cases
 from fuseplan.measure.data import INPUTS, deviation, random_arrays, reference
+from fuseplan.measure.torch_eager import of_gpu
 from fuseplan.plans.plan import FusionPlan
 
 LAYERS = 20
@@ -142,7 +143,8 @@ def _on_a_gpu(case: Case, inputs: str, peer: Peer, seed: int) -> Deviation:
     tensors = random_arrays(plan, seed, inputs=inputs, device="cuda")
     told = (case.name, case.plan, inputs, 1, peer.name)
     try:
-        got = peer.prepare(plan, [tensors]).result()
+        with of_gpu(plan):
+            got = peer.prepare(plan, [tensors]).result()
     except Exception as why:
         return Deviation(*told, None, f"{type(why).__name__}: {why}")
     return Deviation(*told, deviation(got[0] if isinstance(got, tuple) else got, reference(plan, tensors)))

@@ -1,4 +1,4 @@
-"""The cells of the committed supported table, each with a plan: another geometry, mode, activation."""
+"""The cells of the committed supported table; their plans take geometries, modes and activations in turn."""
 
 import json
 from collections.abc import Iterator
@@ -12,7 +12,6 @@ from fuseplan.backends import backend_of
 from fuseplan.cli.combinations import Cell
 from fuseplan.kernels.target import parse_target
 from fuseplan.kernels.template import Template
-from fuseplan.plans.plan import FusionPlan
 
 ROOT = Path(__file__).resolve().parent.parent
 TABLE: dict[str, Any] = json.loads((ROOT / "docs" / "supported.json").read_text(encoding="utf-8"))
@@ -23,15 +22,15 @@ def template_of(name: str, target: str) -> type[Template]:
     return next(each for each in templates if each.name == name)
 
 
-def taken(target: str) -> Iterator[tuple[Cell, type[Template], FusionPlan]]:
-    """Each cell, its template, and one of its plans."""
+def taken(target: str) -> Iterator[tuple[int, Cell, type[Template]]]:
+    """The turn of each cell's plan, the cell, and its template."""
     for turn, cell in enumerate(listed(ROOT / "docs", target)):
-        yield cell, template_of(cell.template, target), cell.plan(turn)
+        yield turn, cell, template_of(cell.template, target)
 
 
 def parameters(target: str) -> list[Any]:
-    """The same, for tests."""
+    """The same, for tests: a plan is made where its test runs."""
     return [
-        pytest.param(kind, plan, id=f"{cell.combination}-{kind.name}-{plan}")
-        for cell, kind, plan in taken(target)
+        pytest.param(*each, id=f"{each[1].combination}-{each[1].dtype}-{each[1].layout}-{each[2].name}")
+        for each in taken(target)
     ]

@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -60,35 +61,38 @@ ACTIVATIONS: Mapping[str, Elementwise] = {  # with MIOpen's own test parameters:
 
 @dataclass(frozen=True)
 class Sized:
-    """A plan of a case, and the images of its batch that continuous integration runs; none with `why`."""
+    """A case in a layout and dtype, with an activation, and the images that continuous integration runs."""
 
-    plan: FusionPlan
+    case: Case
+    layout: str
+    dtype: str
+    activation: str | None
     images: int
-    why: str
+    why: str  # there are none
+
+    @property
+    def plan(self) -> FusionPlan:
+        """The whole."""
+        return self._plan(self.case["shape"][0])
 
     @property
     def small(self) -> FusionPlan:
         """The plan with only those images."""
-        src = self.plan.src
-        return FusionPlan(
-            TensorSpec((self.images, *src.shape[1:]), src.dtype, src.layout), *(step.op for step in self.plan)
-        )
+        return self._plan(self.images)
+
+    def _plan(self, images: int) -> FusionPlan:
+        src = TensorSpec((images, *self.case["shape"][1:]), self.dtype, self.layout)
+        return FusionPlan(src, *operators(self.case, self.activation))
 
 
 @cache
 def sized() -> tuple[Sized, ...]:
-    """Every plan of every case, without doubles."""
-    listed = [Sized(plan, *_images(case)) for case in CASES for plan in plans(case)]
-    return tuple({str(each.plan): each for each in listed}.values())
-
-
-def plans(case: Case) -> Iterator[FusionPlan]:
-    """The case's plans: each of its layouts, dtypes and activations."""
-    for layout in case["layouts"]:
-        for dtype in case["dtypes"]:
-            for name in case["activations"] or [None]:
-                src = TensorSpec(case["shape"], dtype, layout)
-                yield FusionPlan(src, *operators(case, name))
+    """Every plan of every case: each of its layouts, dtypes and activations."""
+    return tuple(
+        Sized(case, *form, *_images(case))
+        for case in CASES
+        for form in product(case["layouts"], case["dtypes"], case["activations"] or [None])
+    )
 
 
 def most(plan: FusionPlan, dtype: str, largest: float) -> float:

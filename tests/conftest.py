@@ -6,7 +6,8 @@ import gc
 import os
 import sys
 import zlib
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,10 @@ from recorder import Versions
 # integration draws the same ones each time, so what fails there fails for its commit; elsewhere they are new.
 settings.register_profile("fuseplan", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("fuseplan")
+
+# There is a test process a core. Threads of NumPy's products would wait for the other processes', and busily:
+# one thread takes a sixth of the processor time in test_hopper.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # The many processes that tests start read the package's bytecode instead of compiling it again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -81,7 +86,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of a test with the mark `part(n)`, one case in n runs, drawn by its name; `--whole` runs all.
+    """Of a test with the mark `part(n)`, about one case in n runs; `--whole` runs all. See `_kept`.
 
     `--share` leaves out all tests but one of so many, for processes side by side (`tests/device/shares.py`).
     """
@@ -92,7 +97,38 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = items[place - 1 :: count]
     if config.getoption("whole"):
         return
+    tests: dict[str, list[pytest.Item]] = {}
     for item in items:
-        mark = item.get_closest_marker("part")
-        if mark is not None and zlib.crc32(item.name.encode()) % mark.args[0]:
-            item.add_marker(pytest.mark.skip(reason=f"one case in {mark.args[0]} runs: --whole runs all"))
+        tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    kept = {item for cases in tests.values() for item in _kept(cases)}
+    left = [item for item in items if item not in kept]
+    if left:
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item in kept]
+
+
+def _kept(cases: list[pytest.Item]) -> Iterator[pytest.Item]:
+    """Of a test's cases, one in n drawn by its name, and one with each value that only cases left out have.
+
+    A parameter counts if its values are no more than the cases that are drawn: others are the cases' names.
+    """
+    mark = cases[0].get_closest_marker("part")
+    if mark is None:
+        yield from cases
+        return
+    drawn = [item for item in cases if zlib.crc32(item.name.encode()) % mark.args[0] == 0]
+    seen = {value for item in drawn for value in _values(item)}
+    counts = Counter(name for name, _ in {value for item in cases for value in _values(item)})
+    counted = {name for name, count in counts.items() if count * mark.args[0] <= len(cases)}
+    yield from drawn
+    for item in cases:
+        values = {value for value in _values(item) if value[0] in counted}
+        if values - seen:
+            seen |= values
+            yield item
+
+
+def _values(item: pytest.Item) -> Iterable[tuple[str, int]]:
+    """The parameters of a case, and the place of the value of each."""
+    indices: dict[str, int] = vars(item)["callspec"].indices
+    return indices.items()

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -136,29 +135,36 @@ class Mapped:
         self.block_type = SimpleNamespace(shape=list(told.box), nbytes=0)
         self.dtype = np.float32
 
-    def rows(self, start: Sequence[int]) -> Iterator[tuple[tuple[int, ...], int]]:
-        """Places in the box, but the last axis's, that are in the tensor, and their offsets."""
-        told = self.told
-        for place in product(*map(range, told.box[:-1])):
-            at = [first + step * index for first, step, index in zip(start, told.steps, place, strict=False)]
-            if all(0 <= index < extent for index, extent in zip(at, told.shape, strict=False)):
-                yield place, sum(index * stride for index, stride in zip(at, told.strides, strict=False))
+    def box(self, start: Sequence[int]) -> tuple[tuple[slice, ...], NDArray[Any]]:
+        """The part of a box that is in the tensor, and that part of the tensor's memory."""
+        told, inside, begin, end = self.told, [], 0, 1
+        assert start[-1] >= 0  # none of ours begins before the first column
+        for first, step, count, extent, stride in zip(
+            start, told.steps, told.box, told.shape, told.strides, strict=True
+        ):
+            low = max(0, -(first // step))
+            high = max(low, min(count, -((first - extent) // step)))
+            inside.append(slice(low, high))
+            begin += (first + step * low) * stride
+            end += (high - low - 1) * step * stride
+        shape = [each.stop - each.start for each in inside]
+        if 0 in shape:
+            return tuple(inside), np.empty(shape, self.memory.dtype)
+        assert begin + end <= self.memory.size, "a box outside of its operand"
+        apart = [
+            self.memory.itemsize * step * stride
+            for step, stride in zip(told.steps, told.strides, strict=True)
+        ]
+        return tuple(inside), np.lib.stride_tricks.as_strided(self.memory[begin:], shape, apart)
 
     def read(self, start: Sequence[int], into: NDArray[Any]) -> None:
+        inside, held = self.box(start)
         into[...] = 0
-        first, count = self._columns(start)
-        for place, offset in self.rows(start):
-            into[place][: max(count, 0)] = self.memory[offset + first : offset + first + max(count, 0)]
+        into[inside] = held
 
     def write(self, start: Sequence[int], values: NDArray[Any]) -> None:
-        first, count = self._columns(start)
-        for place, offset in self.rows(start):
-            self.memory[offset + first : offset + first + max(count, 0)] = values[place][: max(count, 0)]
-
-    def _columns(self, start: Sequence[int]) -> tuple[int, int]:
-        """The first column, and how many of the box are in the tensor; none of ours begins before it."""
-        assert start[-1] >= 0
-        return start[-1], min(self.told.box[-1], self.told.shape[-1] - start[-1])
+        inside, held = self.box(start)
+        held[...] = values[inside]
 
 
 def _offsets(pointer: Pointer, mask: Any) -> tuple[Any, Any]:
@@ -208,7 +214,8 @@ def _store(pointer: Pointer, value: Any, mask: Any = None, cache_modifier: str =
 
 def _product(a: Shared | Tile, b: Shared, acc: Any, is_async: bool = False, use_acc: Any = True) -> Any:
     first = a.data if isinstance(a, Shared) else a
-    return ((acc if use_acc else 0) + first.astype(np.float32) @ b.data.astype(np.float32)).view(Tile)
+    x, y = (each.astype(np.float32, copy=False) for each in (first, b.data))
+    return ((acc if use_acc else 0) + x @ y).view(Tile)
 
 
 def _allocate(dtype: Any, shape: Sequence[int], layout: object) -> Shared:

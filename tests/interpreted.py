@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import hashlib
 import os
 import pickle
 import struct
@@ -48,10 +49,12 @@ from fuseplan.settings import environment
 Array = NDArray[Any]
 WRITTEN = ("dst", "result", "workspace")
 SERVER = Path(__file__).with_name("triton_server.py")
+ANSWERS = 64  # the last ones, which are kept
 SOURCES = Path(__file__).resolve().parent.parent / "src"
 
 
 _folder: list[Path | None] = [None]  # of another Triton than the installed one
+_answers: dict[bytes, dict[Any, Any]] = {}
 
 
 @contextmanager
@@ -85,11 +88,26 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def ask(request: dict[str, Any]) -> dict[Any, Any]:
-    """What the interpreting process answers: arrays that were written by their place, or an `error`."""
-    process = _server(_folder[0])
+    """What the interpreting process answers: arrays that were written by their place, or an `error`.
+
+    Candidates that differ in warps alone are the same text but for its comments, and have one answer.
+    """
+    code = [line for line in request["text"].splitlines() if not line.startswith("#")]
+    folder = _folder[0]
+    key = hashlib.sha256(pickle.dumps([folder, request | {"text": code}])).digest()
+    if request["cooperative"]:  # its programs may meet in another order
+        return _answer(folder, pickle.dumps(request))
+    if key not in _answers:
+        _answers[key] = _answer(folder, pickle.dumps(request))
+        for oldest in [*_answers][:-ANSWERS]:
+            del _answers[oldest]
+    return _answers[key]
+
+
+def _answer(folder: Path | None, data: bytes) -> dict[Any, Any]:
+    process = _server(folder)
     assert process.stdin is not None
     assert process.stdout is not None
-    data = pickle.dumps(request)
     process.stdin.write(struct.pack("<Q", len(data)) + data)
     process.stdin.flush()
     head = process.stdout.read(8)

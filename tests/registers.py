@@ -24,7 +24,6 @@ import triton
 from benchmarks.suite import load, names
 from cells import taken
 from conformance import sized
-from device import test_numeric
 from fuseplan.backends.triton import compiler, repairs, sass
 from fuseplan.backends.triton.assembler import Assembler, _asked, own_assembler
 from fuseplan.backends.triton.template import GpuTemplate
@@ -53,6 +52,8 @@ def kernel_of(plan: FusionPlan | str) -> Kernel:
 
 def listed() -> Iterator[Found]:
     """(plan, kernel, template) of suites, shipped choices and device tests."""
+    from device import test_numeric  # a quarter of a minute, which tests of `summary` need not take
+
     suites = [name for name in names() if name.startswith("gpu_") or name.endswith("_cuda")]
     plans = [case.plan for name in suites for case in load(name).cases]
     plans += [str(each.plan) for each in sized()]
@@ -64,9 +65,9 @@ def listed() -> Iterator[Found]:
             yield from _selected(choice.plan, text)
     for kind, place, plan in (case.values for case in test_numeric.CASES):
         yield plan, kernel_of(plan), test_numeric._candidates(kind, plan, SM_90)[place]
-    for _, kind, cell in taken(str(SM_90)):
-        kernel = kernel_of(cell)
-        yield str(cell), kernel, next(iter(kind.candidates(kernel, SM_90, "default")))
+    for turn, cell, kind in taken(str(SM_90)):
+        kernel = kernel_of(plan := str(cell.plan(turn)))
+        yield plan, kernel, next(iter(kind.candidates(kernel, SM_90, "default")))
 
 
 def _selected(plan: str, template: str | None) -> Iterator[Found]:

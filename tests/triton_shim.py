@@ -16,6 +16,8 @@ wait for each other by atomics, which give another thread its turn.
 
 from __future__ import annotations
 
+import functools
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -220,12 +222,24 @@ def _lang_tensor(original: Callable[..., Any]) -> Callable[..., Any]:
     return patch
 
 
+@functools.cache
+def _shape(extents: tuple[int, ...]) -> tuple[Any, Any]:
+    return tl.tuple([tl.constexpr(each) for each in extents]), tl.constexpr(math.prod(extents))
+
+
+def _tensor(self: Any, handle: Any, kind: Any) -> None:
+    """As Triton's, which makes every shape anew: a quarter of the time."""
+    self.handle, self.type, self.dtype = handle, kind, kind.scalar
+    self.shape, self.numel = _shape(tuple(kind.shape) if kind.is_block() else ())
+
+
 def install() -> None:
     """Puts the interpreter of this process right."""
     Builder.grid_idx = property(
         lambda self: getattr(_place, "indices", None),
         lambda self, indices: setattr(_place, "indices", indices),
     )
+    tl.tensor.__init__ = _tensor
     Builder.cast_impl = _cast(Builder.cast_impl)
     Builder.create_fp_to_fp = _fp_to_fp(Builder.create_fp_to_fp)
     Builder.create_dot = _dot

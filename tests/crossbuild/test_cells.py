@@ -24,10 +24,11 @@ def covering(target: str) -> Iterator[Any]:
     seen: set[tuple[str, ...]] = set()
     listed = list(taken(target))
     for place in range(len(listed)):
-        cell, kind, plan = listed[place * STEP % len(listed)]
+        turn, cell, kind = listed[place * STEP % len(listed)]
         new = {(cell.combination,), (kind.name, cell.dtype), (kind.name, cell.layout, "layout")}
         if new - seen:
             seen |= new
+            plan = cell.plan(turn)
             yield pytest.param(target, kind, plan, id=f"{target}-{cell.combination}-{kind.name}-{plan}")
 
 

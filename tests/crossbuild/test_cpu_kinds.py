@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -70,10 +71,12 @@ def target_of(kind: str) -> Target:
     return replace(KINDS[kind], threads=4)
 
 
+@cache
 def kernel_of(plan: str) -> Kernel:
     return lower(match(FusionPlan.parse(plan)))
 
 
+@cache
 def takes(template: type[Template], plan: str, kind: str) -> bool:
     return first_refusal(template.limits(kernel_of(plan), target_of(kind), "default")) is None
 

@@ -126,10 +126,7 @@ def test_exponentials_run_beside_the_products_of_gradients(by: str) -> None:
 
 
 @pytest.mark.parametrize("size", [64, 128])
-@pytest.mark.parametrize(
-    "word",
-    ["attention", "attention(is_causal=True)", "attention(keys=1000, bias_axes=hst)"],
-)
+@pytest.mark.parametrize("word", ["attention(is_causal=True)", "attention(keys=1000, bias_axes=hst)"])
 def test_no_three_products_of_attention_spill(word: str, size: int) -> None:
     kernel, target = (
         lower(match(FusionPlan.parse(f"f32[2x16x1024x{size}, bhsd] -> {word}"))),

@@ -8,6 +8,7 @@ import torch
 from cells import parameters
 from device.guarded import inputs, output, wanted, worst
 from forced import forced
+from fuseplan.cli.combinations import Cell
 from fuseplan.compile import CompiledPlan
 from fuseplan.kernels.target import parse_target
 from fuseplan.kernels.template import Template
@@ -20,9 +21,9 @@ EPSILON = 1e-5  # the operators' own
 SLACK = 64  # roundings of the compute dtype, of the largest value
 
 
-@pytest.mark.parametrize(("kind", "plan"), parameters("triton:sm_90"))
-def test_a_cell_is_computed(kind: type[Template], plan: FusionPlan) -> None:
-    compiled = forced(plan, kind, parse_target("cuda"))
+@pytest.mark.parametrize(("turn", "cell", "kind"), parameters("triton:sm_90"))
+def test_a_cell_is_computed(turn: int, cell: Cell, kind: type[Template]) -> None:
+    compiled = forced(plan := cell.plan(turn), kind, parse_target("cuda"))
     if plan.results:
         assert_trained(compiled)
         return

@@ -364,11 +364,8 @@ def test_parameters_that_broadcast_over_positions() -> None:
 
 
 @pytest.mark.parametrize(("device", "conv", "linear"), [("cuda", "tf32", "full"), ("cpu", "full", "full")])
-def test_factors_are_rounded_where_torch_rounds_them(
-    device: str, conv: str, linear: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_factors_are_rounded_where_torch_rounds_them(device: str, conv: str, linear: str) -> None:
     """By torch's settings as they stand unless changed; the tensors are torch's fake ones."""
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)  # peers of benchmarks change them
     with torch._subclasses.FakeTensorMode():
         src, weight = torch.empty(1, 3, 8, 8, device=device), torch.empty(4, 3, 3, 3, device=device)
         square = torch.empty(6, 6, device=device)

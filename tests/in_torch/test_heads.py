@@ -80,6 +80,7 @@ def found(loss: Callable[..., torch.Tensor], monkeypatch: pytest.MonkeyPatch, **
     return sum(node.target is heads.loss for each in made for node in each.graph.nodes)
 
 
+@pytest.mark.part(2)
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's own, of Inductor's imports
 @pytest.mark.parametrize("rest", ["torch", "inductor"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -135,6 +135,7 @@ FILLS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 }
 
 
+@pytest.mark.part(2)
 @pytest.mark.parametrize("fill", FILLS)
 @pytest.mark.parametrize(("shape", "axes"), [((2, 1, 1, Q), "bt"), ((2, 1, Q, Q), "bst"), ((Q, Q), "st")])
 @pytest.mark.parametrize("is_compiled", [False, True])

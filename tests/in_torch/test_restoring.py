@@ -83,6 +83,7 @@ class Viewed(nn.Module):  # type: ignore[misc]
         return self.views(torch.relu(self.conv(image)))
 
 
+@pytest.mark.part(2)
 @pytest.mark.parametrize("views", VIEWS)
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("make", [fuseplan.torch.fuse, compiled])

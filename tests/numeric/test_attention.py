@@ -71,6 +71,7 @@ def ends(
             yield pytest.param(each, text, id=f"{each.text}-{text}")
 
 
+@pytest.mark.part(2)
 @pytest.mark.parametrize(
     ("template", "text"),
     [*ends(Attention, (*PLANS, DOUBLE), CPU), *ends(AttentionGradient, GRADIENTS, CPU, (0,))],
@@ -87,6 +88,7 @@ def test_a_cpus_kernel_is_within_its_bound(template: Template, text: str) -> Non
         assert deviation(got, want) <= allowed_deviation(compiled.kernel, template, dtype)
 
 
+@pytest.mark.part(2)
 @pytest.mark.parametrize(("template", "text"), list(ends(GpuAttention, PLANS, GPU)))
 def test_a_gpus_kernel_is_right_in_the_interpreter(template: Any, text: str) -> None:
     assert_interpreted(text, template, GPU, slack=64)

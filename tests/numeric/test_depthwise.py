@@ -81,7 +81,7 @@ def test_any_shape(kind: type[Template], width: int, shape: str, conv: str) -> N
 
 @BOTH
 @pytest.mark.parametrize(("shape", "conv"), SHAPES)
-@pytest.mark.part(2)
+@pytest.mark.part(3)
 def test_error_stays_within_the_bound_that_is_claimed(kind: type[Template], shape: str, conv: str) -> None:
     plan = plan_of(kind, shape, conv)
     compiled = forced(plan, kind, narrowed(32))
@@ -175,6 +175,7 @@ def test_every_candidate_and_other_knobs(kind: type[Template], shape: str, conv:
         assert_close(forced(plan, kind, target, template), arrays)
 
 
+@pytest.mark.part(2)
 @BOTH
 @pytest.mark.parametrize("shape", ["1x64x14x14", "3x40x7x7", "1x24x60x60"])
 @pytest.mark.parametrize("threads", [2, 5, 16])
@@ -199,6 +200,7 @@ def test_nan_and_infinity_reach_what_they_touch(kind: type[Template], shape: str
         assert_same_exceptions(compiled, arrays)
 
 
+@pytest.mark.part(2)
 @BOTH
 @pytest.mark.parametrize(("shape", "conv"), SHAPES)
 def test_nothing_outside_dst_is_written_nor_outside_src_read(

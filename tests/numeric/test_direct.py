@@ -63,6 +63,7 @@ def test_any_shape(shape: str, conv: str, width: int, last: bool) -> None:
     assert_close(forced(plan, Direct, narrowed(width, threads=2)), random_arrays(plan, 1), slack=16)
 
 
+@pytest.mark.part(2)
 @BOTH
 @pytest.mark.parametrize(("shape", "conv"), SHAPES)
 def test_error_stays_within_the_bound_that_is_claimed(shape: str, conv: str, last: bool) -> None:
@@ -167,6 +168,7 @@ def test_nan_and_infinity_reach_what_they_touch_and_nothing_else(value: float, l
     assert np.array_equal(np.isnan(got), np.isnan(want))
 
 
+@pytest.mark.part(2)
 @BOTH
 @pytest.mark.parametrize(("shape", "conv"), SHAPES)
 def test_nothing_outside_the_tensors_is_touched(shape: str, conv: str, last: bool, guarded: Any) -> None:

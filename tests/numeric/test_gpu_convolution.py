@@ -54,6 +54,7 @@ def plan_of(shape: str, conv: str, last: bool, tail: str = "", dtype: str = "f32
     return f"{dtype}[{shape}, {LAYOUTS[shape.count('x') + 1][last]}] -> {conv}{tail}"
 
 
+@pytest.mark.part(2)
 @BOTH
 @pytest.mark.parametrize(("shape", "conv"), SHAPES)
 def test_any_shape(shape: str, conv: str, last: bool) -> None:
@@ -119,7 +120,7 @@ SPLIT = (
         ("1x48x4x5", "conv2d(40, kernel=3, groups=2)"),
     ],
 )
-@pytest.mark.part(4)
+@pytest.mark.part(8)
 def test_sums_in_parts(shape: str, conv: str, arithmetic: str, form: Product, last: bool) -> None:
     """Parts that no tap or channel ends with, and a last one that is shorter."""
     plan = plan_of(shape, conv, last, " -> bias -> add", "f16" if arithmetic == "native" else "f32")

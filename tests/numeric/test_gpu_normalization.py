@@ -83,7 +83,7 @@ def assert_right(
     return results
 
 
-@pytest.mark.part(8)
+@pytest.mark.part(12)
 @pytest.mark.parametrize(("text", "knobs"), cases())
 def test_every_cut(text: str, knobs: tuple[str, int, int, int, int, int]) -> None:
     assert_right(text, GpuNormalization(*knobs, warps=4, resident=1))
@@ -122,9 +122,9 @@ def test_a_tile_that_meets_two_planes(knobs: tuple[str, int, int, int, int, int]
 @pytest.mark.parametrize(
     ("tensor", "knobs"),
     [
-        ("f32[64x2x33x31]", ("planes", 1, 256, 2, 4, 2)),
-        ("f32[64x2x33x31]", ("planes", 1, 256, 0, 8, 2)),
-        ("f32[64x2x33x31, nhwc]", ("rows", 128, 2, 2, 3, 1)),
+        ("f32[16x2x33x31]", ("planes", 1, 256, 2, 4, 2)),
+        ("f32[16x2x33x31]", ("planes", 1, 256, 0, 8, 2)),
+        ("f32[16x2x33x31, nhwc]", ("rows", 128, 2, 2, 3, 1)),
         ("f32[64x2x33x31]", ("rows", 2, 4096, 4, 4, 1)),
     ],
 )
@@ -198,7 +198,7 @@ def test_the_same_from_run_to_run() -> None:
     text = "f32[16x8x9x9] -> batch_norm_training"
     plan, kernel = lowered(text)
     arrays, template = random_arrays(plan, 1), GpuNormalization("planes", 1, 64, 1, 7, 2, 4, 1)
-    runs = [interpret_all(template, kernel, H100, arrays, {"epsilon": 1e-5}) for _ in range(5)]
+    runs = [interpret_all(template, kernel, H100, arrays, {"epsilon": 1e-5}) for _ in range(3)]
     for dst, results in runs[1:]:
         assert np.array_equal(dst, runs[0][0])
         assert all(np.array_equal(results[key], runs[0][1][key]) for key in results)

@@ -67,7 +67,7 @@ def opened(name: str, text: str) -> tuple[Kernel, list[Template]]:
 
 
 @pytest.mark.parametrize(("name", "text"), PLANS)
-@pytest.mark.part(2)
+@pytest.mark.part(3)
 def test_one_kernel_serves_every_extent(name: str, text: str) -> None:
     _, found = opened(name, text)
     most = FEWER.get(name, EXTENTS)

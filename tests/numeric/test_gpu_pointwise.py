@@ -70,6 +70,7 @@ def test_any_shape_and_layout(tensor: str) -> None:
     assert_interpreted(f"f32[{tensor}] -> batch_norm -> relu", GpuPointwise, slack=40)
 
 
+@pytest.mark.part(2)
 @pytest.mark.parametrize("chain", CHAINS)
 @pytest.mark.parametrize("dtype", ["f32", "f64", "f16", "bf16"])
 @pytest.mark.parametrize("tensor", ["2x13x9x11", "2x13x9x11, nhwc", "4x20", "7x1x3x3x3"])
@@ -105,7 +106,7 @@ def suits(knobs: GpuPointwise, kernel: Kernel) -> bool:
     return area == 1 or kernel.dst.is_channels_last == (knobs.form == "rows")
 
 
-@pytest.mark.part(8)
+@pytest.mark.part(12)
 @pytest.mark.parametrize("chain", CHAINS)
 @pytest.mark.parametrize("tensor", ["2x20x9x11", "2x20x9x11, nhwc", "64x5", "1x3x40x40, nhwc"])
 def test_every_candidate_and_other_knobs(chain: str, tensor: str) -> None:

@@ -45,12 +45,14 @@ def plan_of(shape: str, conv: str, last: bool, tail: str = "", dtype: str = "f32
     return f"{dtype}[{shape}, {LAYOUTS[shape.count('x') + 1][last]}] -> {conv}{tail}"
 
 
+@pytest.mark.part(2)
 @BOTH
 @pytest.mark.parametrize(("shape", "conv"), SHAPES)
 def test_any_shape(shape: str, conv: str, last: bool) -> None:
     assert_interpreted(plan_of(shape, conv, last, " -> bias -> relu"), Product)
 
 
+@pytest.mark.part(4)
 @BOTH
 @pytest.mark.parametrize("dtype", ["f64", "f16", "bf16"])
 @pytest.mark.parametrize(("shape", "conv"), SHAPES[:4] + SHAPES[13:16] + SHAPES[18:])
@@ -58,6 +60,7 @@ def test_any_dtype(shape: str, conv: str, dtype: str, last: bool) -> None:
     assert_interpreted(plan_of(shape, conv, last, " -> bias -> add -> gelu", dtype), Product)
 
 
+@pytest.mark.part(2)
 @BOTH
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize("before", ["relu", "batch_norm(per_activation) -> prelu"])

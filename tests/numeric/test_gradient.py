@@ -49,6 +49,7 @@ def test_cpu(text: str, dtype: str) -> None:
         assert_close(forced(plan, Direct, narrowed(width, 2)), random_arrays(plan, 2), slack=80)
 
 
+@pytest.mark.part(2)
 @pytest.mark.parametrize("dtype", ["f32", "f16"])
 @pytest.mark.parametrize("text", PLANS)
 def test_triton(text: str, dtype: str) -> None:

@@ -56,12 +56,13 @@ def plan_of(kind: type[Template], tensor: str, rest: str, dtype: str = "f32") ->
     ("tensor", "conv", "width"),
     [*((*shape, width) for shape in SHAPES for width in (16, 32, 64)), *((*shape, 64) for shape in WIDE)],
 )
-@pytest.mark.part(2)
+@pytest.mark.part(3)
 def test_any_shape(kind: type[Template], tensor: str, conv: str, width: int) -> None:
     plan = plan_of(kind, tensor, f"{conv} -> bias -> relu")
     assert_close(forced(plan, kind, narrowed(width)), random_arrays(plan, 1))
 
 
+@pytest.mark.part(2)
 @BOTH
 @pytest.mark.parametrize(("tensor", "conv"), [*SHAPES, *WIDE])
 def test_error_stays_within_the_bound_that_is_claimed(kind: type[Template], tensor: str, conv: str) -> None:
@@ -77,7 +78,7 @@ def test_error_stays_within_the_bound_that_is_claimed(kind: type[Template], tens
 @pytest.mark.parametrize("dtype", ["f64", "f16", "bf16"])
 @pytest.mark.parametrize("before", ["", "batch_norm -> relu -> ", "add -> "])
 @pytest.mark.parametrize("width", [32, 64])
-@pytest.mark.part(2)
+@pytest.mark.part(3)
 def test_any_dtype_and_operators_around(kind: type[Template], dtype: str, before: str, width: int) -> None:
     conv = "conv2d(18, kernel=3, padding=1, groups=9) -> add -> silu"
     plan = plan_of(kind, "2x18x9x13, nhwc", before + conv, dtype)
@@ -124,6 +125,7 @@ def test_nan_and_infinity_reach_what_they_touch(kind: type[Template], bad: float
         assert_same_exceptions(forced(plan, kind, narrowed(64)), arrays)
 
 
+@pytest.mark.part(2)
 @BOTH
 @pytest.mark.parametrize(("tensor", "conv"), [*SHAPES, *WIDE])
 def test_nothing_outside_dst_is_written_nor_outside_src_read(

@@ -42,6 +42,7 @@ def torch_made(plan: FusionPlan, arrays: dict[str, Any], dtype: torch.dtype = to
     return functional.group_norm(src, step.op.attributes()["groups"], weight, bias, epsilon)  # type: ignore[arg-type]
 
 
+@pytest.mark.part(2)
 @pytest.mark.parametrize("tensor", TENSORS)
 @pytest.mark.parametrize("word", ["group_norm(1)", "group_norm(2)", "group_norm(6)", "instance_norm"])
 @pytest.mark.parametrize("affine", [True, False])
@@ -69,6 +70,7 @@ PLANS = (
 )
 
 
+@pytest.mark.part(2)
 @pytest.mark.parametrize("dtype", ["f64", "f32", "f16", "bf16"])
 @pytest.mark.parametrize("plan", PLANS)
 def test_any_plan_and_dtype(dtype: str, plan: str) -> None:

@@ -56,6 +56,7 @@ def plan_of(shape: str, conv: str, last: bool, tail: str = "", dtype: str = "f32
     return FusionPlan.parse(f"{dtype}[{shape}, {layout}] -> {conv}{tail}")
 
 
+@pytest.mark.part(3)
 @BOTH
 @pytest.mark.parametrize("width", [16, 32, 64])
 @pytest.mark.parametrize(("shape", "conv"), SHAPES)
@@ -64,6 +65,7 @@ def test_any_shape(shape: str, conv: str, width: int, last: bool) -> None:
     assert_close(forced(plan, Direct, narrowed(width, threads=2)), random_arrays(plan, 1), slack=16)
 
 
+@pytest.mark.part(2)
 @BOTH
 @pytest.mark.parametrize(("shape", "conv"), SHAPES)
 def test_error_stays_within_the_bound_that_is_claimed(shape: str, conv: str, last: bool) -> None:
@@ -75,6 +77,7 @@ def test_error_stays_within_the_bound_that_is_claimed(shape: str, conv: str, las
     assert (np.abs(got - want) <= compiled.choice.template.error_bound(compiled.kernel) * size).all()
 
 
+@pytest.mark.part(3)
 @BOTH
 @pytest.mark.parametrize("dtype", ["f64", "f16", "bf16"])
 @pytest.mark.parametrize(("shape", "conv"), SHAPES[:4] + SHAPES[15:])
@@ -83,6 +86,7 @@ def test_any_dtype(shape: str, conv: str, dtype: str, last: bool) -> None:
     assert_close(forced(plan, Direct, narrowed(64)), random_arrays(plan, 3), slack=16)
 
 
+@pytest.mark.part(2)
 @BOTH
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize("before", ["relu", "batch_norm(per_activation) -> prelu"])

@@ -1,7 +1,7 @@
 """The runner of GPU benchmarks, on torch's CPU tensors and a clock that knows the answer."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -79,6 +79,13 @@ class Unwritten(Torch):
         return Prepared(prepared.call, result)
 
 
+class Rounding(Torch):
+    name = "rounding"
+
+    def prepare(self, plan: FusionPlan, copies: Sequence[Tensors]) -> Prepared:
+        return replace(super().prepare(plan, copies), facts={"template": str(torch_rounds())})
+
+
 class Broken(Torch):
     name = "broken"
 
@@ -111,13 +118,17 @@ class MathAttention(CudnnAttention):
     backend = "MATH"
 
 
+def torch_rounds() -> tuple[bool, bool]:
+    return torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+
+
 BY_NAME: Any = known(True).by_name
 drawn = partial(random_arrays, device="cpu")
 
 
 @pytest.fixture(autouse=True)
-def _machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for kind in (Wrong, Unwritten, Broken, Refusing, Extra, Ours, MathAttention):
+def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind in (Wrong, Unwritten, Rounding, Broken, Refusing, Extra, Ours, MathAttention):
         monkeypatch.setitem(BY_NAME, kind.name, kind)
     monkeypatch.setattr(gpu, "needs_gpu", lambda: None)
     monkeypatch.setattr(gpu, "gpu_machine", lambda device: MACHINE)
@@ -127,9 +138,6 @@ def _machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(gpu, "GpuClock", Clock)
     monkeypatch.setattr(gpu, "DEVICE", "cpu")
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
-    was = torch.is_grad_enabled()
-    yield
-    torch.set_grad_enabled(was)
 
 
 def listing(shown: list[str]) -> Display:
@@ -164,6 +172,14 @@ def test_what_is_right_is_timed_and_stamped() -> None:
     assert row.machine["cpu"] == machine().cpu
     assert row.floor == pytest.approx((2 * 2 * 4 * 3 * 2 * 27) / (5e13 / 3)) or row.bound == "dram"
     assert results.Row(**row.to_json()) == row
+
+
+def test_torch_rounds_as_the_plan_does_while_it_is_measured() -> None:
+    case, before = SUITE.cases[0], torch_rounds()
+    for precision, is_tf32 in (("full", False), ("tf32", True)):
+        plan = case.plan.replace("kernel=3", f"kernel=3, precision={precision}")
+        found = rows("rounding", of=replace(case, plan=plan))
+        assert (found["rounding"].template, torch_rounds()) == (str((is_tf32, is_tf32)), before)
 
 
 @pytest.mark.parametrize(

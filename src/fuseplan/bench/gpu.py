@@ -27,6 +27,7 @@ from fuseplan.measure.machine import gpu_machine, gpu_versions
 from fuseplan.measure.peaks import Floor, GpuPeaks, gpu_peaks, measured_gpu_peaks
 from fuseplan.measure.spaces import Tensors
 from fuseplan.measure.stats import Timing
+from fuseplan.measure.torch_eager import of_gpu
 
 DEVICE = "cuda"  # torch's name of the tensors' device
 SHOWN = 300  # characters of a library's own message
@@ -75,11 +76,12 @@ class _Bench:
         named = (known(True).by_name[name]() for name in self._options.names)
         peers = [peer for peer in named if peer.takes(subject.plan)]
         tensors = subject.tensors(self._options.seed, DEVICE)
-        found = {peer.name: self._prepared(case, peer, subject, tensors) for peer in peers}
-        live = {name: each.prepared for name, each in found.items() if each.prepared is not None}
-        self._progress(f"{case.name}: timing")
-        calls = {name: prepared.call for name, prepared in live.items()}
-        timed, host = self._clock.interleave(calls), self._host(calls)
+        with of_gpu(subject.plan):
+            found = {peer.name: self._prepared(case, peer, subject, tensors) for peer in peers}
+            live = {name: each.prepared for name, each in found.items() if each.prepared is not None}
+            self._progress(f"{case.name}: timing")
+            calls = {name: prepared.call for name, prepared in live.items()}
+            timed, host = self._clock.interleave(calls), self._host(calls)
         listed = [
             self._row(case, subject, name, each, timed.get(name), host.get(name, {}))
             for name, each in found.items()

@@ -127,13 +127,19 @@ def as_taken(plan: FusionPlan, tensors: Tensors, keys: Sequence[str], layout: st
     return made
 
 
-def of_gpu(plan: FusionPlan) -> tuple[tuple[Any, str, bool], ...]:
-    """Torch's settings for the plan's precision, and for the fastest algorithms: place, name, value."""
+@contextlib.contextmanager
+def of_gpu(plan: FusionPlan) -> Iterator[None]:
+    """While it lasts: torch's settings for the plan's precision, and for the fastest algorithms."""
     import torch
 
     is_tf32 = any(step.op.attributes().get("precision") == "tf32" for step in plan.steps)
     cuda, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    return (cuda, "allow_tf32", is_tf32), (cudnn, "allow_tf32", is_tf32), (cudnn, "benchmark", True)
+    before = cuda.allow_tf32, cudnn.allow_tf32, cudnn.benchmark
+    cuda.allow_tf32, cudnn.allow_tf32, cudnn.benchmark = is_tf32, is_tf32, True
+    try:
+        yield
+    finally:
+        cuda.allow_tf32, cudnn.allow_tf32, cudnn.benchmark = before
 
 
 @contextlib.contextmanager
@@ -145,19 +151,13 @@ def at_its_best(plan: FusionPlan, target: Target) -> Iterator[None]:
     """
     import torch
 
-    wanted = of_gpu(plan) if target.processors else ()
-    before = [getattr(place, name) for place, name, _ in wanted]
     threads = torch.get_num_threads()
-    for place, name, value in wanted:
-        setattr(place, name, value)
     torch.set_num_threads(threads if target.processors else target.threads)
     try:
-        with torch.inference_mode():
+        with of_gpu(plan) if target.processors else contextlib.nullcontext(), torch.inference_mode():
             yield
     finally:
         torch.set_num_threads(threads)
-        for (place, name, _), value in zip(wanted, before, strict=True):
-            setattr(place, name, value)
 
 
 def training_call(

@@ -231,7 +231,7 @@ class Kernel:
         """
         held = {place: each for place, each in enumerate(given) if each is not None}
         is_kept = {*changing}.isdisjoint(self.constant) and len(held) == len(given)
-        made = self.held(given).plan if is_kept else self._bind(held)
+        made = self.held(given).plan if is_kept else self._bind(given)
         apart = [place for place in self.constant if place in held and self._keys[place] not in made.lent]
         late = {self._keys[place]: held[place] for place in apart if place in changing}
         lain = {place: laid(held[place], spec) for place, spec in self._per_call.items() if place in held}
@@ -261,7 +261,7 @@ class Kernel:
         """The plan with the constant operands bound, as they were packed before where they are the same."""
         constant = [given[place] for place in self.constant]
         if True in [each.is_inference() for each in constant]:  # these count no versions
-            return Bindings(self._bind(dict(enumerate(given))), {}, {}, False)
+            return Bindings(self._bind(given), {}, {}, False)
         marks = tuple(
             [(each.untyped_storage()._cdata, each.data_ptr(), each.shape, each.stride()) for each in constant]
         )
@@ -269,10 +269,10 @@ class Kernel:
         if held is None or not held[1].is_current(given):
             if self._queue and self._queue.is_capturing():
                 # Packed whenever the graph runs, in memory of the graph's.
-                return Bindings(self._bind(dict(enumerate(given))), {}, {}, False)
+                return Bindings(self._bind(given), {}, {}, False)
             self._drop()
             storages = tuple(StorageWeakRef(each.untyped_storage()) for each in constant)
-            bound = self._bind(dict(enumerate(given)))
+            bound = self._bind(given)
             copied = [place for place in self.constant if self._keys[place] not in bound.lent]
             versions = {place: given[place]._version for place in copied}
             held = self._packed[marks] = storages, Bindings(bound, versions, self._told(given, copied), True)
@@ -293,12 +293,12 @@ class Kernel:
         uncounted = (place for place in packed if place in self._uncounted and given[place].is_cpu)
         return {place: content(given[place]) for place in uncounted}
 
-    def _bind(self, given: Mapping[int, torch.Tensor]) -> BoundPlan:
-        held = [place for place in self.constant if place in given]
-        pairs = [(given[place], aligned(given[place])) for place in held]
+    def _bind(self, given: Sequence[torch.Tensor | None]) -> BoundPlan:
+        held = {place: each for place in self.constant if (each := given[place]) is not None}
+        pairs = [(each, aligned(each)) for each in held.values()]
         values = {self._keys[place]: made for place, (_, made) in zip(held, pairs, strict=True)}
         for key, (_, axis) in self._joins.items():
-            parts = [given[place] for place in self.constant if self._keys[place] == key]
+            parts = [held[place] for place in self.constant if self._keys[place] == key]
             values[key] = torch.cat([*map(aligned, parts)], axis)
         if not self._joins and all(made.data_ptr() == each.data_ptr() for each, made in pairs):
             return self._compiled.borrow(values)

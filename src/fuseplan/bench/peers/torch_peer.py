@@ -11,7 +11,7 @@ from fuseplan.measure.clock import rotating
 from fuseplan.measure.data import is_training
 from fuseplan.measure.layers import CannotRunError, layers
 from fuseplan.measure.spaces import Tensors
-from fuseplan.measure.torch_eager import as_arrays, eager_calls, of_gpu
+from fuseplan.measure.torch_eager import as_arrays, eager_calls
 from fuseplan.plans.plan import FusionPlan
 
 
@@ -45,10 +45,7 @@ class Torch(Peer):
 
     def prepare(self, plan: FusionPlan, copies: Sequence[Tensors]) -> Prepared:
         """Makes a module with the weights as its buffers; of a plan with training operators a function."""
-        if self.threads is None:
-            for place, name, value in of_gpu(plan):
-                setattr(place, name, value)
-        else:
+        if self.threads is not None:
             only_in(("f32", "bf16", "f16"), plan, self.name)
             self._set_mode(plan)
         layout = self.layout or ("" if self.threads is None else "nchw")
