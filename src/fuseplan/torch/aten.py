@@ -28,7 +28,7 @@ from fuseplan.ops.matmul import Linear, Matmul
 from fuseplan.ops.pool import AVG_POOLS, MAX_POOLS
 from fuseplan.ops.reductions import Amax, Amin, LogSoftmax, Mean, Softmax, Sum
 from fuseplan.ops.rows import LayerNorm, RmsNorm
-from fuseplan.torch.attending import attention, hidden, safe_softmax
+from fuseplan.torch.attending import attention, hidden, repeated, safe_softmax
 from fuseplan.torch.given import Given
 from fuseplan.torch.gradients import GRADIENTS
 from fuseplan.torch.ranges import SPLITS, gated, joined, part, sliced
@@ -380,6 +380,7 @@ TABLE: dict[Any, Row] = {
     aten.squeeze.dims: _reshape,
     aten.unsqueeze.default: _reshape,
     aten.expand.default: lambda given: _reshape(given, Expand),
+    aten.repeat_interleave.self_int: repeated,
     aten.permute.default: _permute,
     aten.transpose.int: _permute,
     aten.t.default: _permute,
