@@ -303,5 +303,7 @@ def test_what_torch_itself_does_not_expect_is_no_mistake_of_the_call() -> None:
     src, compiled = torch.randn(2, 3), torch.compile(Scaled(), backend="fuseplan")
     with pytest.raises(ArgumentError, match="takes modules of any kind"):
         fused.fuse(Scaled(), src, src)
+    with pytest.raises(ArgumentError, match=r"(?s)keys must be the arg names.*by the names of the arguments"):
+        fused.fuse(Scaled(), src, src.clone(), dynamic_shapes={"image": {}})
     one, other = src.clone(), src.clone()
     torch.testing.assert_close(compiled(one, one), Scaled()(other, other))

@@ -46,6 +46,7 @@ SPECIALIZED = re.compile(
 )
 ENOUGH = "give an example with an extent of 2 or more there: torch.export takes an extent of 1 as fixed"
 NOT_OPEN = "leave it out of dynamic_shapes: the module computes with that extent alone"
+LIKE_ARGUMENTS = "give `dynamic_shapes` by the names of the arguments, or a tuple of one for each"
 COMPILED = 'torch.compile(module, backend="fuseplan") takes modules of any kind'
 NO_TREE = (
     "return tensors in tuples, lists or dicts: a model of transformers does with `config.use_cache = False`"
@@ -343,10 +344,12 @@ def _told(module: nn.Module, error: Exception) -> str:
     own = [each for each in frames if not each.filename.startswith(FOREIGN)]
     place = f"\n  {own[-1].filename}:{own[-1].lineno}: {own[-1].line}" if own else ""
     is_own = type(error).__module__ == "builtins" and not isinstance(error, RuntimeError)
-    is_own = is_own and (bool(own) or not isinstance(error, AssertionError))  # else one of torch's own
+    is_own = is_own and (bool(own) or not isinstance(error, AssertionError | AttributeError))  # else torch's
     remedy = (
         NO_TREE if "in output, which is not a known type" in reason else NOT_CALLED if is_own else COMPILED
     )
+    if "`dynamic_shapes`" in reason:
+        reason, remedy = reason.partition(" Alternatively")[0], LIKE_ARGUMENTS
     fixed = dict(SPECIALIZED.findall(str(error)))
     if fixed:
         held = " and ".join(f"{name} = {count}" for name, count in fixed.items())

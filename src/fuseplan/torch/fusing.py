@@ -24,6 +24,7 @@ from fuseplan.torch.arenas import Arenas, unplanned
 from fuseplan.torch.cutting import Fusion, fused
 from fuseplan.torch.exporting import Exported, exported
 from fuseplan.torch.opening import Extents
+from fuseplan.torch.operator import is_for_onnx
 from fuseplan.torch.own_backward import functions_of
 from fuseplan.torch.reporting import report_of, trace
 
@@ -126,6 +127,8 @@ class Fused:
         self._functions = given.functions
 
     def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
+        if is_for_onnx():
+            return type(self._module).forward(self._module, *inputs, **kwargs)
         is_flat = len(inputs) == self._flat and not kwargs
         if is_flat and all(isinstance(each, torch.Tensor) for each in inputs):
             leaves, spec = [*inputs], self._in  # 0.3 us, and 7 otherwise
