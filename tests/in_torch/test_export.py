@@ -91,7 +91,7 @@ def test_exported_modules_are_saved_and_loaded() -> None:
     assert loaded.state_dict.keys() == whole.state_dict().keys()
 
 
-@pytest.mark.parametrize("is_dynamo", [True, False])
+@pytest.mark.parametrize("is_dynamo", [pytest.param(True, marks=pytest.mark.part(50)), False])
 @pytest.mark.filterwarnings("ignore")  # torch's own, of its exporters
 def test_onnx_has_the_operators_of_torch(is_dynamo: bool) -> None:
     """Of a run inside of a whole module: ONNX has no word for plans."""

@@ -113,13 +113,9 @@ def _is_told(site: Site, opened: Opened, makers: dict[str, fx.Node]) -> bool:
     values = {key: value for key, value in site.operands.items() if isinstance(value, str)}
     return all(
         opened.shapes[key].count(-1) < 2
-        or shapes[key] in (shape := tuple(makers[value].meta["val"].shape), _without_ones(shape))
+        or shapes[key] in (shape := tuple(makers[value].meta["val"].shape), (*filter((1).__ne__, shape),))
         for key, value in values.items()
     )
-
-
-def _without_ones(shape: Sequence[int]) -> tuple[int, ...]:
-    return tuple(extent for extent in shape if extent != 1)
 
 
 def _look(site: Site, makers: dict[str, fx.Node]) -> tuple[Any, ...]:

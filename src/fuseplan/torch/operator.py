@@ -177,7 +177,7 @@ def is_watched() -> bool:
 def is_for_onnx() -> bool:
     """Whether torch.onnx records a call: ONNX has no word for plans, and takes torch's operators."""
     is_traced = torch.compiler.is_compiling() or torch._C._is_tracing()
-    return is_traced and torch.onnx.is_in_onnx_export()
+    return bool(is_traced and torch.onnx.is_in_onnx_export())
 
 
 def _check_transform() -> None:
