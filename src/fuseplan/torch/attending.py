@@ -16,7 +16,8 @@ def attention(given: Given) -> str:
     if given.number("dropout_p"):
         raise LeftError(Why.FORMULA, "attention with dropout")
     query, key, value = (given.tensor(name) for name in ("query", "key", "value"))
-    if not given.argument("enable_gqa") and given.shape(query)[1:2] != given.shape(key)[1:2]:
+    alike = given.shape(query)[1:2], (1,)  # torch takes one head of keys for all queries
+    if not given.argument("enable_gqa") and given.shape(key)[1:2] not in alike:
         raise LeftError(Why.SHAPE, f"{given.type_of(query)} and {given.type_of(key)}")
     mask = given.maker("attn_mask")
     scale = given.number("scale") if given.has("scale") else 0.0
