@@ -10,6 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from from_onnx.test_model import RNG, check, plans
+from fuseplan.graph.type import type_of
 from onnx_models import model
 
 HEADS = ("batch", 4, 5, 8)
@@ -204,3 +205,17 @@ def test_a_choice_between_finite_numbers_hides_no_query(lowest: float) -> None:
     if lowest == np.finfo(np.float32).min:
         mean = arrays["v"].mean(2)
         np.testing.assert_allclose(got[:, :, 0], mean, rtol=1e-4, atol=1e-5)
+
+
+def test_keys_that_one_view_turns_from_rows_are_read_by_attention() -> None:
+    """As PyTorch's exporter writes two transposes in turn."""
+    nodes = [
+        node("Transpose", "rows", "kt", perm=[0, 2, 3, 1]),
+        *scaled_twice(),
+        *weighed("scores", zeros=False),
+    ]
+    shapes, own = {"q": HEADS, "rows": ("batch", 5, 4, 8), "v": HEADS}, np.random.default_rng(7)
+    arrays = {name: own.standard_normal((2, *shape[1:]), np.float32) for name, shape in shapes.items()}
+    ours = check(model(nodes, shapes, ["y"], STORED), arrays)
+    assert [each.partition(" -> ")[2] for each in plans(ours, arrays)] == ["attention"]
+    assert ours.report({name: type_of(each) for name, each in arrays.items()}).left == ()

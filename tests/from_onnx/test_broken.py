@@ -67,14 +67,19 @@ def test_the_command_tells_what_it_cannot_do(shape: list[int], opset: int, tmp_p
     path = str(tmp_path / "model.onnx")
     onnx.save(model([helper.make_node("Relu", ["x"], ["y"])], {"x": shape}, ["y"], {}, opset), path)
     made = CliRunner().invoke(command, ["run", path])
-    told = {99: r"float64: right", 18: r"ArgumentError: (no array of|an input is no tensor of numbers with)"}
+    told = {
+        99: r"float64: right",
+        18: r"ArgumentError: (no array of|.* is no tensor with a shape)",
+    }
     assert re.search(told[opset], made.output + str(made.exception)), made.output
 
 
 def test_an_input_has_the_extents_that_the_model_gives_it(tmp_path: Path) -> None:
     proto = model([helper.make_node("Relu", ["x"], ["y"])], {"x": ["n", 3, "m"]}, ["y"], {})
     ours = fuseplan.onnx.load(proto)
-    ours.run(None, {"x": np.ones((2, 3, 5), np.float32)})
+    array = np.ones((2, 3, 5), np.float32)
+    ours.run(None, {"x": array})
+    assert str(ours.report({"x": array})) == str(ours.report({"x": fuseplan.onnx.Type(array.shape, "f32")}))
     for shape in ((2, 4, 5), (2, 3), (2, 3, 5, 1)):
         with pytest.raises(ArgumentError, match=r"another tensor\n  got .*; want f32\[\?x3x\?\]"):
             ours.run(None, {"x": np.ones(shape, np.float32)})

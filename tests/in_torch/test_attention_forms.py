@@ -288,3 +288,19 @@ def test_a_mask_of_the_lowest_number_hides_no_key_from_a_hidden_query() -> None:
     got, want = made.module(*heads, mask), _in_pieces(heads[0], heads[1], heads[2], mask)
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(got[:, :, 2], heads[2].mean(2), rtol=1e-4, atol=1e-5)
+
+
+class OneHead(nn.Module):  # type: ignore[misc]
+    """Attention whose queries of all heads read one head of keys, as torch broadcasts it without a flag."""
+
+    def forward(self, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        return functional.scaled_dot_product_attention(query, key, key)
+
+
+def test_all_heads_of_queries_may_read_one_head_of_keys() -> None:
+    torch.manual_seed(0)
+    query, key = torch.randn(2, 4, 5, 8), torch.randn(2, 1, 7, 8)
+    made = fuseplan.torch.fuse(OneHead(), query, key)
+    (site,) = made.fusion.cut.sites
+    assert str(site.plan).endswith("-> attention(keys=7, key_heads=1)")
+    torch.testing.assert_close(made(query, key), OneHead()(query, key))

@@ -166,6 +166,46 @@ def test_the_mode_of_one_submodule_is_seen() -> None:
         assert (whole(src) == 0).float().mean() > (module.eval()(src) == 0).float().mean()
 
 
+class Adapted(nn.Module):  # type: ignore[misc]
+    """A layer with an adapter, which may be merged into the layer's weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.down, self.up = nn.Linear(6, 6), nn.Linear(6, 2), nn.Linear(2, 6)
+        self.merged, self.scaling, self.calls = list[str](), {"first": 0.5}, 0
+
+    def forward(self, src: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        if self.merged:
+            return self.layer(src)
+        return self.layer(src) + self.up(self.down(src)) * self.scaling["first"]
+
+
+def test_numbers_and_words_of_submodules_are_seen() -> None:
+    """A number that a call itself has written is no change."""
+    torch.manual_seed(0)
+    module, src = nn.Sequential(Adapted(), nn.ReLU()).eval(), torch.randn(4, 6)
+    made, adapted = fused.fuse(module, src), module[0]
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for scale, merged in ((0.5, []), (0.5, ["first"]), (2.0, []), (0.5, [])):
+            adapted.merged[:], adapted.scaling["first"] = merged, scale
+            _same(made(src), module(src))
+            _same(made(src), module(src))
+            assert (made.fusion._held.current() is None) == (merged != [] or scale != 0.5)
+
+
+def test_hooks_of_all_modules_are_called() -> None:
+    module, src = Rows().eval(), torch.randn(4, 6)
+    made = fused.fuse(module, src)
+    hook = nn.modules.module.register_module_forward_hook(lambda *given: given[2] * 2)
+    try:
+        with pytest.warns(UserWarning, match="hooks"):
+            _same(made(src), module(src))
+    finally:
+        hook.remove()
+
+
 def test_one_tensor_in_two_places_of_the_example() -> None:
     class Product(nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -263,5 +303,7 @@ def test_what_torch_itself_does_not_expect_is_no_mistake_of_the_call() -> None:
     src, compiled = torch.randn(2, 3), torch.compile(Scaled(), backend="fuseplan")
     with pytest.raises(ArgumentError, match="takes modules of any kind"):
         fused.fuse(Scaled(), src, src)
+    with pytest.raises(ArgumentError, match=r"(?s)keys must be the arg names.*by the names of the arguments"):
+        fused.fuse(Scaled(), src, src.clone(), dynamic_shapes={"image": {}})
     one, other = src.clone(), src.clone()
     torch.testing.assert_close(compiled(one, one), Scaled()(other, other))

@@ -7,10 +7,12 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import onnx
 import pytest
 import torch
 from torch import nn
 
+import fuseplan.onnx
 import fuseplan.torch as fused
 
 
@@ -87,6 +89,18 @@ def test_exported_modules_are_saved_and_loaded() -> None:
         torch.testing.assert_close(loaded.module()(src), want, rtol=0, atol=0)
     assert len(_plans(loaded.graph)) == len(whole.fusion.cut.sites) == 3
     assert loaded.state_dict.keys() == whole.state_dict().keys()
+
+
+@pytest.mark.parametrize("is_dynamo", [pytest.param(True, marks=pytest.mark.part(50)), False])
+@pytest.mark.filterwarnings("ignore")  # torch's own, of its exporters
+def test_onnx_has_the_operators_of_torch(is_dynamo: bool) -> None:
+    """Of a run inside of a whole module: ONNX has no word for plans."""
+    module, src, file = fused.fuse(_run(), torch.randn(3, 16)), torch.randn(5, 16), io.BytesIO()
+    program = torch.onnx.export(module, (src,), *([] if is_dynamo else [file]), dynamo=is_dynamo)
+    proto = program.model_proto if is_dynamo else onnx.load_from_string(file.getvalue())
+    (made,) = fuseplan.onnx.load(proto).run(None, {proto.graph.input[0].name: src.numpy()})
+    with torch.no_grad():
+        torch.testing.assert_close(torch.from_numpy(made), module(src), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.part(50)  # a compiler's 10 s

@@ -211,7 +211,7 @@ def test_other_calls_run_as_they_did_and_say_so_once() -> None:
     module, src = Residual().eval(), torch.randn(2, 6, 8, 8)
     whole, other = fused.fuse(module, src), torch.randn(3, 6, 10, 10)
     with torch.no_grad():
-        with pytest.warns(UserWarning, match="other tensors, submodules, hooks, another mode or"):
+        with pytest.warns(UserWarning, match="other tensors, submodules, attributes, hooks, another"):
             _same(whole(other), module(other))
         with warnings.catch_warnings():
             warnings.simplefilter("error")

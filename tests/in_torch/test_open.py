@@ -185,3 +185,34 @@ def test_a_plan_of_values_within_one_of_torchs_operators_stays_torchs() -> None:
                 made = compiled(src)
             assert made.dtype == torch.bfloat16
             torch.testing.assert_close(made.double(), wanted(src.double()), rtol=2e-2, atol=2e-2)
+
+
+class Grouped(nn.Module):  # type: ignore[misc]
+    """Attention with a mask of keys, of queries, keys and values that one launch makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(32, count) for count in (32, 16, 16))
+
+    def forward(self, rows: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        layers = (self.query, self.key, self.value)
+        query, key, value = (each(rows).unflatten(-1, (-1, 8)).transpose(1, 2) for each in layers)
+        key, value = (each.repeat_interleave(2, 1) for each in (key, value))
+        hidden = (1 - mask[:, None, None, :]) * -1e4
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=hidden).transpose(1, 2).flatten(2)
+
+
+def test_attention_with_a_mask_has_open_images_and_keys() -> None:
+    """The mask has axes of extent 1 besides; strides within the product's result depend on an extent."""
+    torch.manual_seed(0)
+    module, open_axes = Grouped().eval(), {0: Dim("batch", min=2), 1: Dim("length", min=2)}
+    example = torch.randn(3, 5, 32), torch.ones(3, 5)
+    made = fused.fuse(module, *example, dynamic_shapes={"rows": open_axes, "mask": open_axes})
+    plans = [str(site.plan) for site in made.fusion.cut.sites]
+    assert any("attention(key_heads=2, bias_axes=bt)" in each for each in plans)
+    assert made.report.left == ()
+    for batch, length in ((2, 9), (4, 6)):
+        rows, mask = torch.randn(batch, length, 32), torch.ones(batch, length)
+        mask[:, length - 2 :] = 0
+        with torch.no_grad():
+            torch.testing.assert_close(made(rows, mask), module(rows, mask))

@@ -247,13 +247,14 @@ def _types(model: OnnxModel, shapes: Iterable[str]) -> dict[str, Type]:
 
 def _given(types: Mapping[str, Type], seed: int) -> dict[str, Any]:
     rng = np.random.default_rng(seed)
-    return {name: _random(rng, made) for name, made in types.items()}
+    return {name: _random(rng, name, made) for name, made in types.items()}
 
 
-def _random(rng: np.random.Generator, made: Type) -> Any:
+def _random(rng: np.random.Generator, name: str, made: Type) -> Any:
     """Normal values; of whole numbers, 0 and 1."""
     if made.shape is None:
-        raise ArgumentError(f"an input is no tensor of numbers with a shape: {made}")
+        told = f"the input {name!r} is no tensor with a shape ({made})"
+        raise ArgumentError(f"{told}: --shape {name}=1x3 gives one, and fuseplan.onnx.load(..).run takes any")
     with refusing(f"no array of {made}", (MemoryError, ValueError)):
         values = rng.standard_normal(made.shape) if made.dtype in FLOATS else rng.integers(0, 2, made.shape)
         return values.astype(numpy_dtype(made.dtype))

@@ -16,7 +16,7 @@ from fuseplan.graph.layer import Layer
 from fuseplan.graph.node import Node, told
 from fuseplan.graph.norms import expression_of, in_order, leaves
 from fuseplan.graph.op import GraphOp, Tensor
-from fuseplan.graph.ops import HIDDEN, PRODUCTS, SAFE_SOFTMAX, VIEWS, Convert, Foreign, Reshape
+from fuseplan.graph.ops import HIDDEN, PRODUCTS, SAFE_SOFTMAX, VIEWS, Convert, Foreign, Map, Permute, Reshape
 from fuseplan.graph.pads import Anchor
 from fuseplan.graph.type import Type
 from fuseplan.graph.why import Reason, Why
@@ -75,6 +75,24 @@ class _Reading:
     def layer(self, op: Op, *inputs: str) -> str:
         self.made.append(Node(Layer(op), inputs, ()))
         return ""
+
+
+def heads_apart(nodes: Sequence[Node]) -> Iterator[Node]:
+    """The nodes, with two views for one that makes turned keys (b, h, d, t) of (b, t, h, d).
+
+    Exporters join the two: attention reads the value between them.
+    """
+    keys = {node.inputs[1] for node in nodes if _is_product(node)}
+    for node in reversed(nodes):
+        if isinstance(node.op, Map) and node.outputs[0] in keys:
+            keys.update(node.inputs)
+    for node in nodes:
+        if isinstance(node.op, Permute) and node.op.order == (0, 2, 3, 1) and node.outputs[0] in keys:
+            heads = f"{node.outputs[0]}.heads"
+            yield replace(node, op=Permute((0, 2, 1, 3)), outputs=(heads,))
+            yield replace(node, op=Permute((0, 1, 3, 2)), inputs=(heads,))
+        else:
+            yield node
 
 
 def anchors(graph: Graph, node: Node) -> Iterator[Anchor] | Reason:

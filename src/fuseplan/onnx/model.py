@@ -83,12 +83,13 @@ class OnnxModel:
     def __init__(self, proto: Any, how: How) -> None:
         self._proto = inliner.inline_local_functions(proto) if proto.functions else proto
         self._how = how
-        self._prepared: OrderedDict[tuple[Type, ...], Prepared] = OrderedDict()
+        self._prepared: OrderedDict[tuple[tuple[str, Type], ...], Prepared] = OrderedDict()
         self._guard = Lock()
         self._kernels: OpenKernels | None = None
         self._packs = Packs()
         self.inputs = input_types(self._proto)
-        self._dims = _dims(*(input_types(self._proto, extent) for extent in (1, 2)))
+        self._known = input_types(self._proto, stored=True)
+        self._dims = _dims(*(input_types(self._proto, extent, stored=True) for extent in (1, 2)))
         self.outputs = tuple(each.name for each in self._proto.graph.output)
 
     def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any]) -> list[Any]:
@@ -127,7 +128,7 @@ class OnnxModel:
                 model declares an extent that is no number.
         """
         found = self._checked(self.inputs if types is None else types)
-        key = tuple(found.values())
+        key = tuple(found.items())
         with self._guard:
             prepared = self._prepared.pop(key, None)
             if prepared is None:
@@ -207,7 +208,7 @@ class OnnxModel:
     def _cut(self, types: Mapping[str, Type] | None) -> tuple[Prepared | None, ReadModel, Cut]:
         """The model where it is compiled for these types, what was read of it, and its plans."""
         found = self._checked(self.inputs if types is None else types)
-        prepared = self._prepared.get(tuple(found.values()))
+        prepared = self._prepared.get(tuple(found.items()))
         if prepared is not None:
             return prepared, prepared.model, prepared.session.cut
         how, opened = replace(self._how, choose="predicted"), self._opened(found).serve
@@ -278,12 +279,13 @@ class OnnxModel:
         return given, {name: _given_type(each) for name, each in given.items()}
 
     def _checked(self, types: Mapping[str, Type]) -> dict[str, Type]:
+        types = {name: each if isinstance(each, Type) else _given_type(each) for name, each in types.items()}
         listed = ", ".join(f"{name}: {made}" for name, made in self.inputs.items()) or "no inputs"
         for name in (*types, *self.inputs):
-            if name not in self.inputs or name not in types:
+            if name not in self._known or name not in types:
                 problem = "is missing" if name in self.inputs else "is not the model's"
                 raise ArgumentError(f"the input {name!r} {problem}\n  want {listed}")
-            want, got = self.inputs[name], types[name]
+            want, got = self._known[name], types[name]
             dims = self._dims[name]
             is_shape = dims is None or got.shape is None or _is_of(got.shape, dims)
             if want.dtype not in ("?", got.dtype) or not is_shape:
@@ -292,10 +294,10 @@ class OnnxModel:
             if got.nbytes > MAX_BYTES:
                 raise ArgumentError(f"the input {name!r} is larger than memory can be\n  got {got}")
             if got.shape is None and got.dtype != "?":
-                shape = self.example[name].shape or "its shape"
+                shape = self.example.get(name, want).shape or "its shape"
                 remedy = f"give it, as in {{{name!r}: fuseplan.onnx.Type({shape}, {got.dtype!r})}}"
                 raise ArgumentError(f"the shape of the input {name!r} is not known: {remedy}")
-        return {name: types[name] for name in self.inputs}
+        return {name: types[name] for name in self._known if name in types}
 
 
 def _dims(ones: Mapping[str, Type], twos: Mapping[str, Type]) -> dict[str, tuple[int | str, ...] | None]:

@@ -11,6 +11,7 @@ import numpy as np
 from onnx import checker, defs, helper, numpy_helper, shape_inference
 
 from fuseplan.errors import PlanError
+from fuseplan.graph.attended import heads_apart
 from fuseplan.graph.flattened import with_axes
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.node import Node, Origin, Parts, line_of
@@ -83,10 +84,10 @@ def read(model: Any, types: Mapping[str, Type], leave: Leave = lambda _: None) -
     return reader.finish([each.name for each in model.graph.output])
 
 
-def input_types(model: Any, extent: int | None = None) -> dict[str, Type]:
-    """The types of the inputs, as the model declares them, with `extent` for extents that are no numbers."""
-    stored = {each.name for each in model.graph.initializer}
-    given = (each for each in model.graph.input if each.name not in stored)
+def input_types(model: Any, extent: int | None = None, *, stored: bool = False) -> dict[str, Type]:
+    """The types of the inputs, with `extent` for open extents; with `stored`, of those with a tensor too."""
+    known = {each.name for each in model.graph.initializer if not stored}
+    given = (each for each in model.graph.input if each.name not in known)
     return {each.name: type_of_proto(each.type, extent) for each in given}
 
 
@@ -146,6 +147,7 @@ class _Reader:
         needed = {*self.parts.outputs, *(name for node in self.parts.nodes for name in node.inputs)}
         for name in self.parts.constants.keys() - needed:
             del self.parts.constants[name]
+        self.parts.nodes = [*heads_apart(self.parts.nodes)]
         return ReadModel(with_axes(Graph(**vars(self.parts))), found, self.protos)
 
     def take(self, node: Any) -> None:

@@ -93,18 +93,11 @@ OLDER = {
 }
 
 
-def _formula(text: str) -> Row:
+def _formula(text: str, alpha: float = 0.0) -> Row:
     def row(given: Given) -> str:
+        """The formula of the inputs, with the attribute `alpha` in place of braces."""
         given.floats()
-        return given.formula(text, *given.inputs)
-
-    return row
-
-
-def _with_alpha(default: float, text: str) -> Row:
-    def row(given: Given) -> str:
-        given.floats()
-        return given.formula(text.format(repr(given.attribute("alpha", default))), given.inputs[0])
+        return given.formula(text.format(repr(given.attribute("alpha", alpha))), *given.inputs)
 
     return row
 
@@ -353,7 +346,7 @@ def _gemm(given: Given) -> str:
 
 TABLE: dict[str, Row] = {
     **{name: _formula(text) for name, text in FORMULAS.items()},
-    **{name: _with_alpha(*each) for name, each in WITH_ALPHA.items()},
+    **{name: _formula(text, alpha) for name, (alpha, text) in WITH_ALPHA.items()},
     **{name: _joined(name, text) for name, text in JOINED.items()},
     **{name: _activation(make) for name, make in ACTIVATIONS.items()},
     **{name: _reduction(name) for name in REDUCTIONS},

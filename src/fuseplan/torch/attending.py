@@ -1,11 +1,11 @@
-"""Rows of the table for attention: torch's operator, and the softmax that its pieces have."""
+"""Rows of the table for attention: torch's operator, the softmax that its pieces have, and repeated heads."""
 
 from __future__ import annotations
 
 from math import inf
 
 from fuseplan.graph.attention import attention as graph_attention
-from fuseplan.graph.ops import HIDDEN, SAFE_SOFTMAX, Foreign
+from fuseplan.graph.ops import HIDDEN, SAFE_SOFTMAX, Expand, Foreign, Reshape
 from fuseplan.graph.why import LeftError, Why
 from fuseplan.ops.attention import Attention
 from fuseplan.torch.given import Given
@@ -16,7 +16,8 @@ def attention(given: Given) -> str:
     if given.number("dropout_p"):
         raise LeftError(Why.FORMULA, "attention with dropout")
     query, key, value = (given.tensor(name) for name in ("query", "key", "value"))
-    if not given.argument("enable_gqa") and given.shape(query)[1:2] != given.shape(key)[1:2]:
+    alike = given.shape(query)[1:2], (1,)  # torch takes one head of keys for all queries
+    if not given.argument("enable_gqa") and given.shape(key)[1:2] not in alike:
         raise LeftError(Why.SHAPE, f"{given.type_of(query)} and {given.type_of(key)}")
     mask = given.maker("attn_mask")
     scale = given.number("scale") if given.has("scale") else 0.0
@@ -46,3 +47,12 @@ def safe_softmax(given: Given) -> str:
     if int(given.number("dim")) % len(given.shape(src)) != len(given.shape(src)) - 1:
         raise LeftError(Why.NOT_IN_TABLE, "a safe softmax over another axis than the last")
     return given.add(Foreign(SAFE_SOFTMAX, (), (given.result,)), src)
+
+
+def repeated(given: Given) -> str:
+    """Each element of an axis several times: heads of keys that several queries read."""
+    src, count = given.tensor("self"), int(given.number("repeats"))
+    axis, shape = int(given.number("dim")) % given.result.rank, given.shape(src)
+    one, wide = ((*shape[: axis + 1], extent, *shape[axis + 1 :]) for extent in (1, count))
+    made = given.add(Expand(wide), given.add(Reshape(one), src))
+    return given.add(Reshape((*shape[:axis], shape[axis] * count, *shape[axis + 1 :])), made)

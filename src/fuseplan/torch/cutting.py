@@ -45,7 +45,7 @@ from fuseplan.torch.lying import (
     joined,
     laid_out,
 )
-from fuseplan.torch.opening import Opened, joins_rows, opened_of, points
+from fuseplan.torch.opening import Opened, gapless, joins_rows, opened_of, points
 from fuseplan.torch.operator import launched
 from fuseplan.torch.reader import ReadGraph, read
 from fuseplan.torch.restoring import restore
@@ -105,11 +105,11 @@ def fused(
     example, other = points(given) if opens else (given, None)
     may: dict[str, Any] = {"rules": rules, "ranges": ranges, "is_apart": is_apart}
     module, found, cut = _found(example, device, joins, **may)
-    opened = (
-        opened_of(found, cut, *_found(other, device, False, **may)[1:])
-        if other
-        else {site.dst: Opened() for site in cut.sites}
-    )
+    opened = {site.dst: Opened() for site in cut.sites}
+    if other:
+        _, again, twin = _found(other, device, False, **may)
+        cut, twin = gapless(cut, twin), gapless(twin, cut)
+        opened = opened_of(found, cut, again, twin)
     cut = _without(cut, Why.OPEN_EXTENT, lambda site: site.dst not in opened)
     cut = _without(cut, Why.INDUCTOR, lambda site: not is_taken(site))
     if device.type == "cuda" and not ranges:
@@ -354,12 +354,15 @@ class _Writer:
         """
         if (tuple(node.meta["val"].shape), node.meta["val"].dtype) == (shape, dtype):
             return node
-        while node.target in RESHAPES:
+        is_told = told.count(-1) < 2  # else the value has further axes, of extent 1
+        while is_told and node.target in RESHAPES:
             node = node.args[0]
         key, call, was = (node, told, dtype), node, node.meta["val"]
         if key not in self._readings:
             if tuple(was.shape) != shape:
-                call = self._graph.call_function(aten.reshape.default, (call, told))
+                ones = [axis for axis, extent in enumerate(was.shape) if extent == 1]
+                how = (aten.reshape.default, told) if is_told else (aten.squeeze.dims, ones)
+                call = self._graph.call_function(how[0], (call, how[1]))
             if was.dtype != dtype:
                 call = self._graph.call_function(aten._to_copy.default, (call,), {"dtype": dtype})
             call.meta["val"] = Described.of(shape, dense(shape, range(len(shape))), dtype, was.device)

@@ -14,7 +14,7 @@ import re
 import sys
 import traceback
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -30,6 +30,7 @@ from fuseplan.torch.einsum import Products
 from fuseplan.torch.masks import hide_by_masks, simplify_masks
 from fuseplan.torch.own_backward import watched
 from fuseplan.torch.written import (
+    SIMPLE,
     UnwrittenError,
     graph_text,
     packed,
@@ -45,6 +46,7 @@ SPECIALIZED = re.compile(
 )
 ENOUGH = "give an example with an extent of 2 or more there: torch.export takes an extent of 1 as fixed"
 NOT_OPEN = "leave it out of dynamic_shapes: the module computes with that extent alone"
+LIKE_ARGUMENTS = "give `dynamic_shapes` by the names of the arguments, or a tuple of one for each"
 COMPILED = 'torch.compile(module, backend="fuseplan") takes modules of any kind'
 NO_TREE = (
     "return tensors in tuples, lists or dicts: a model of transformers does with `config.use_cache = False`"
@@ -54,6 +56,7 @@ NOT_CALLED = "does `module(*example_inputs)` run?"
 # Files of torch's and Python's own, and code that they make.
 FOREIGN = (*(os.path.dirname(each) + os.sep for each in (torch.__file__, os.__file__, __file__)), "<")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+ALL_HOOKS = [vars(nn.modules.module)[f"_global{name}"] for name in HOOKS]  # those of all modules
 Place = tuple[dict[str, Any], str, nn.Module]  # a submodule's parameters or buffers, a name, the submodule
 
 
@@ -139,6 +142,8 @@ class Held:
         self._hooks = [hooks for each in below for hooks in map(vars(each).__getitem__, HOOKS)]
         self._hooked = [dict(each) for each in self._hooks if each]
         self._types = _types(self.tensors)
+        self._plain = [(each, name) for each in self._modules for name in _plain(each)]
+        self._values = copy.deepcopy(self.values)
         paths: dict[torch.Tensor, list[str]] = {}
         for named in (module.named_parameters, module.named_buffers):
             for path, tensor in named(remove_duplicate=False):
@@ -150,7 +155,7 @@ class Held:
         return {**self.__dict__, "_seen": ([], alike())}
 
     def current(self) -> list[torch.Tensor] | None:
-        """The tensors; None where submodules, hooks, modes, types or shared tensors are not those exported.
+        """The tensors; None where submodules, values, hooks, modes, types or ties are not those exported.
 
         The same list again says that they are the same, and look and lie as they did.
         """
@@ -160,9 +165,22 @@ class Held:
             and [each.training for each in self._modules] == self._modes
             and [each._modules for each in self._parents] == self._children
             and [*filter(None, self._hooks)] == self._hooked
+            and not any(ALL_HOOKS)
+            and self.values == self._values
             and all(_tensor(*place) is _tensor(*tie[0]) for tie in self._ties for place in tie)
         )
         return tensors if is_current else None
+
+    @property
+    def values(self) -> list[Any]:
+        """Numbers and words that the code of modules may read, such as whether an adapter is merged."""
+        return [getattr(each, name, None) for each, name in self._plain]
+
+    def written(self, before: list[Any]) -> None:
+        """Looks no more at values that a call has written, such as counters; they were others before."""
+        kept = [place for place, each in enumerate(self.values) if each == before[place]]
+        self._plain = [self._plain[place] for place in kept]
+        self._values = [self._values[place] for place in kept]
 
     def _typed(self, tensors: list[torch.Tensor]) -> list[torch.Tensor] | None:
         """The tensors, if they have the types that were exported; by torch's own check in one call."""
@@ -180,6 +198,17 @@ class Held:
     def tensors(self) -> list[torch.Tensor]:
         """The tensors as they are now."""
         return [named[name] if name in named else getattr(owner, name) for named, name, owner in self._state]
+
+
+def _plain(module: nn.Module) -> Iterator[str]:
+    """The attributes of a module that are numbers and words, or hold such; none of torch's own modules."""
+    if type(module).__module__.startswith("torch."):
+        return
+    for name in vars(module).keys() - vars(nn.Module()).keys():
+        value = vars(module)[name]
+        inner = [*value.values()] if type(value) is dict else value
+        if all(type(each) in SIMPLE for each in (inner if type(inner) in (list, tuple, set) else [inner])):
+            yield name
 
 
 def _types(tensors: Sequence[torch.Tensor]) -> list[tuple[torch.dtype, torch.device, torch.Size]]:
@@ -315,10 +344,12 @@ def _told(module: nn.Module, error: Exception) -> str:
     own = [each for each in frames if not each.filename.startswith(FOREIGN)]
     place = f"\n  {own[-1].filename}:{own[-1].lineno}: {own[-1].line}" if own else ""
     is_own = type(error).__module__ == "builtins" and not isinstance(error, RuntimeError)
-    is_own = is_own and (bool(own) or not isinstance(error, AssertionError))  # else one of torch's own
+    is_own = is_own and (bool(own) or not isinstance(error, AssertionError | AttributeError))  # else torch's
     remedy = (
         NO_TREE if "in output, which is not a known type" in reason else NOT_CALLED if is_own else COMPILED
     )
+    if "`dynamic_shapes`" in reason:
+        reason, remedy = reason.partition(" Alternatively")[0], LIKE_ARGUMENTS
     fixed = dict(SPECIALIZED.findall(str(error)))
     if fixed:
         held = " and ".join(f"{name} = {count}" for name, count in fixed.items())

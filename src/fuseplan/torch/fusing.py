@@ -24,13 +24,14 @@ from fuseplan.torch.arenas import Arenas, unplanned
 from fuseplan.torch.cutting import Fusion, fused
 from fuseplan.torch.exporting import Exported, exported
 from fuseplan.torch.opening import Extents
+from fuseplan.torch.operator import is_for_onnx
 from fuseplan.torch.own_backward import functions_of
 from fuseplan.torch.reporting import report_of, trace
 
 Form = tuple[Any, ...]  # what a call's arguments look like
 OTHER_CALL = (
-    "this call has other tensors, submodules, hooks, another mode or autocast than the example that the "
-    "module was fused for, and runs as torch does: fuse the module with such an example too"
+    "this call has other tensors, submodules, attributes, hooks, another mode or autocast than the example "
+    "that the module was fused for, and runs as torch does: fuse the module with such an example too"
 )
 NOT_CARRIED = (
     "a fused module is code of this process and cannot be pickled: save its `state_dict()`, and fuse the "
@@ -54,8 +55,9 @@ def fuse(
 
     The module is exported as it computes in its present mode. Parameters, buffers and submodules of the
     result are those of `module`, and no class is changed: `state_dict`, `.to()` and optimizers see the same
-    tensors, and a weight that is changed is seen by the next call; numbers and other attributes, such as the
-    epsilon of a norm, are those of the export. The result has the attribute `report`: the plans, and why
+    tensors, and a weight that is changed is seen by the next call. So are attributes that are numbers, words,
+    or lists of them, but for those of torch's own modules, such as the epsilon of a norm; attributes of other
+    kinds are those of the export. The result has the attribute `report`: the plans, and why
     other operators are in none; and `fusion`, which has the graph and the plans as records.
 
     Args:
@@ -125,6 +127,8 @@ class Fused:
         self._functions = given.functions
 
     def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
+        if is_for_onnx():
+            return type(self._module).forward(self._module, *inputs, **kwargs)
         is_flat = len(inputs) == self._flat and not kwargs
         if is_flat and all(isinstance(each, torch.Tensor) for each in inputs):
             leaves, spec = [*inputs], self._in  # 0.3 us, and 7 otherwise
@@ -182,7 +186,10 @@ class Fused:
             self._is_told = True
             functions = ", ".join(self._functions or ())
             warnings.warn(why.format(functions=functions), stacklevel=4)
-        return type(self._module).forward(self._module, *inputs, **kwargs)
+        before = copy.deepcopy(self._held.values)
+        made = type(self._module).forward(self._module, *inputs, **kwargs)
+        self._held.written(before)
+        return made
 
     def _form_of(self, leaves: Sequence[Any]) -> Form:
         """What tensors look like besides their open extents, and other values themselves."""

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from fuseplan.torch.layers import Layer, computes_as_in_training, filled, layers_of, operators_of
-from fuseplan.torch.operator import launched
+from fuseplan.torch.operator import is_for_onnx, launched
 
 AUTOCAST = (nn.Linear, nn.modules.conv._ConvNd)  # the layers that autocast runs in fewer bits
 
@@ -56,7 +56,7 @@ class Fused(nn.Sequential):  # type: ignore[misc]
     @property
     def is_fused(self) -> bool:
         """Whether a call runs one kernel: not while a layer computes something else in training."""
-        return not computes_as_in_training(self.modules())
+        return not computes_as_in_training(self.modules()) and not is_for_onnx()
 
     def forward(self, src: torch.Tensor) -> torch.Tensor:
         """The layers' output for a tensor that a plan takes."""

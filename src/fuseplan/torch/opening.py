@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import fx
 
+from fuseplan.execution.stages import decide
 from fuseplan.graph.cut import Cut, Site
 from fuseplan.graph.write import Joined
+from fuseplan.ops.attention import Attention
+from fuseplan.plans.plan import FusionPlan
 from fuseplan.torch.described import Described
 from fuseplan.torch.kernels import given_of, operators_text
 from fuseplan.torch.reader import ReadGraph
@@ -80,19 +83,37 @@ def opened_of(found: ReadGraph, cut: Cut, other: ReadGraph, twin: Cut) -> dict[s
     return {dst: opened for dst, (site, opened) in made.items() if _is_told(site, opened, found.makers)}
 
 
+def gapless(cut: Cut, twin: Cut) -> Cut:
+    """The cut, whose attention reads keys without gaps where their strides are others in the twin."""
+    texts, other = ({site.dst: operators_text(site.plan) for site in each.sites} for each in (cut, twin))
+    sites = (site if texts[site.dst] == other.get(site.dst) else _gapless(site) for site in cut.sites)
+    return replace(cut, sites=tuple(sites))
+
+
+def _gapless(site: Site) -> Site:
+    op, *behind = site.plan.ops
+    if not isinstance(op, Attention) or not (op.key_strides or op.value_strides):
+        return site
+    made, plain = site.records, replace(op, key_strides=(), value_strides=())
+    plan = FusionPlan(site.plan.src, plain, *behind)
+    records = decide(plan, made.target, accuracy=made.accuracy, use_cache=True)
+    return replace(site, plan=plan, records=records, others=())
+
+
 def joins_rows(site: Site, makers: dict[str, fx.Node]) -> bool:
     """Whether torch's value has the rows as one axis that the plan's src has as several."""
     return bool(makers[site.src].meta["val"].ndim < site.plan.src.rank)
 
 
 def _is_told(site: Site, opened: Opened, makers: dict[str, fx.Node]) -> bool:
-    """Whether what is reshaped has one open extent at most, which follows from the others."""
+    """Whether a reshape has one open extent at most, which is then told, or drops axes of extent 1."""
     if len(opened.axes) > 1 and joins_rows(site, makers):
         return False
     shapes = dict(_shapes(site))
     values = {key: value for key, value in site.operands.items() if isinstance(value, str)}
     return all(
-        opened.shapes[key].count(-1) < 2 or tuple(makers[value].meta["val"].shape) == shapes[key]
+        opened.shapes[key].count(-1) < 2
+        or shapes[key] in (shape := tuple(makers[value].meta["val"].shape), (*filter((1).__ne__, shape),))
         for key, value in values.items()
     )
 

@@ -174,6 +174,12 @@ def is_watched() -> bool:
     )
 
 
+def is_for_onnx() -> bool:
+    """Whether torch.onnx records a call: ONNX has no word for plans, and takes torch's operators."""
+    is_traced = torch.compiler.is_compiling() or torch._C._is_tracing()
+    return bool(is_traced and torch.onnx.is_in_onnx_export())
+
+
 def _check_transform() -> None:
     """Refuses torch.func.jvp, for which torch would take the derivative of its operator for 0.
 
