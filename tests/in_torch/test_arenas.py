@@ -11,6 +11,8 @@ from torch import nn
 
 import fuseplan.torch as fused
 from arena_modules import SHAPE, Joining, between, close, made
+from fuseplan.execution.run import BoundPlan
+from fuseplan.torch import arenas
 from fuseplan.torch.kernels import kernel_on
 
 F = nn.functional
@@ -298,3 +300,31 @@ def test_what_processes_exchange_is_no_memory_of_later_values() -> None:
     whole = fused.fuse(module, src)
     assert not whole.fusion._planned._lives.buffers
     close((whole(src),), (module(src),))
+
+
+class Stepped(nn.Module):  # type: ignore[misc]
+    """Kernels that read steps of one row, and a range with gaps of what a plan makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.Linear(6, 40)
+
+    def forward(self, src: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        state, ranges = between(src[:, 0]), self.weights(rows)[:, 8:24]
+        for step in range(1, src.shape[1]):
+            state = between(torch.tanh(state - src[:, step]))
+        return F.relu(between(src) + ranges[:, None]) * state[:, None]
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_launches_on_a_calls_tensors_are_bound(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Later calls neither go through the operator nor are checked anew; axes of one element lie anyhow."""
+    shapes = (batch, 5, 16), (batch, 6)
+    module = Stepped().eval()
+    whole = fused.fuse(module, *map(torch.randn, shapes))
+    whole(*map(torch.randn, shapes))
+    monkeypatch.setattr(arenas, "launched", None)
+    monkeypatch.setattr(BoundPlan, "_checked", None)
+    for _ in range(2):
+        given = [*map(torch.randn, shapes)]
+        close((whole(*given),), (module(*given),))

@@ -21,6 +21,7 @@ from fuseplan.tensors.arguments import (
     fitting,
     index_check,
     may_share,
+    meets,
     missing_text,
     operand_buffer,
     parameter_value,
@@ -28,7 +29,6 @@ from fuseplan.tensors.arguments import (
 )
 from fuseplan.tensors.arrays import ALIGNMENT, Buffer, mark_written
 
-Bounds = list[tuple[int, int]]  # first byte, and the one past the last
 Placed = tuple[int, Any, Callable[[Any], tuple[Any, int]] | None]  # its word, the tensor, or what makes one
 _Taken = tuple[dict[str, float], Words, list[Packed], dict[str, Buffer]]
 NOT_CARRIED = (
@@ -132,7 +132,7 @@ class BoundPlan:
                 return self._checked(src, out, free, len(bare))
         if out is None:
             begin = self._address(src)
-            if not begin or (self._written and _meets(begin, begin + self._src_bytes, self._written)):
+            if not begin or (self._written and meets(begin, begin + self._src_bytes, self._written)):
                 return self._checked(src, out, free)
             out, target = self._make(src)
             wrote = None
@@ -151,15 +151,18 @@ class BoundPlan:
             wrote((out,))
         return outcome
 
-    def unchecked(self, src: Any, address: int, operands: Words) -> list[Any]:
-        """The new output, and new results, of a call on memory that the caller has checked.
+    def unchecked(
+        self, src: Any, address: int, operands: Words, given: tuple[Any, int] | None = None
+    ) -> list[Any]:
+        """The output, and new results, of a call on memory that the caller has checked.
 
         Args:
             src: a tensor of the plan's `src`.
             address: where it lies.
             operands: the words of all that is not bound, as `word_of` names their places. No result is.
+            given: the output and where it lies; a new one otherwise.
         """
-        out, target = self._make(src)
+        out, target = given or self._make(src)
         made, words = [out], operands
         for place, _, make in self._results:
             tensor, begin = make(src)  # type: ignore[misc]
@@ -167,6 +170,10 @@ class BoundPlan:
             words = [*words, (place, begin)]
         self._run(address, target, words)
         return made
+
+    def places(self) -> dict[str, tuple[int, int]]:
+        """Of operands that the last call read where they lay: the word, and what its address divides."""
+        return {key: (each[0], ALIGNMENT if each[2] else 1) for key, each in self._passed.items()}
 
     def word_of(self, key: str) -> int:
         """The place of the word that has the address of an operand which lies as the kernel reads it."""
@@ -199,9 +206,9 @@ class BoundPlan:
         """Whether `out` meets a tensor that stays put, or one of the call's, or src one that is written."""
         sizes = (nbytes for *_, nbytes in self._passed.values())
         given = [(begin, begin + nbytes) for (_, begin), nbytes in zip(words, sizes, strict=False)]
-        if _meets(target, target + self._dst_bytes, [*self._held, *given]):
+        if meets(target, target + self._dst_bytes, [*self._held, *given]):
             return True
-        return bool(self._written) and _meets(src, src + self._src_bytes, self._written)
+        return bool(self._written) and meets(src, src + self._src_bytes, self._written)
 
     def _given(self, values: Mapping[str, Any]) -> dict[str, Given]:
         """The tensors given for results, each with how it lies."""
@@ -390,11 +397,3 @@ class BoundPlan:
             words += more
             held += memory
         return numbers, words, held, in_place
-
-
-def _meets(begin: int, end: int, held: Bounds) -> bool:
-    """Whether what lies from `begin` to `end` meets any of the others."""
-    for low, high in held:  # noqa: SIM110, a generator would take as long as all other checks
-        if begin < high and low < end:
-            return True
-    return False

@@ -301,6 +301,14 @@ def may_share(plan: FusionPlan) -> bool:
     return isinstance(op, Normalization) and op.overwrites and not others and plan.src == plan.output
 
 
+def meets(begin: int, end: int, held: list[tuple[int, int]]) -> bool:
+    """Whether what lies from `begin` to `end` meets any of the others, told by their bounds."""
+    for low, high in held:  # noqa: SIM110, a generator would take as long as all other checks
+        if begin < high and low < end:
+            return True
+    return False
+
+
 def check_apart(written: Sequence[tuple[Tensor, Buffer]], read: Sequence[tuple[Tensor, Buffer]]) -> None:
     """Refuses a tensor to write into that shares memory with another one, or with one that the kernel reads.
 

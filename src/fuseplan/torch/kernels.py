@@ -234,6 +234,8 @@ class Kernel:
         made = self.held(given).plan if is_kept else self._bind(given)
         apart = [place for place in self.constant if place in held and self._keys[place] not in made.lent]
         late = {self._keys[place]: held[place] for place in apart if place in changing}
+        if late:
+            made = self._bind({place: each for place, each in held.items() if self._keys[place] not in late})
         lain = {place: laid(held[place], spec) for place, spec in self._per_call.items() if place in held}
         packed = [place for place in apart if place not in changing]
         copied = [held[place] for place in packed]

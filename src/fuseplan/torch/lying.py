@@ -13,6 +13,7 @@ from fuseplan.language.tensor import Dense, TensorSpec
 
 aten = torch.ops.aten
 ALIGNMENT = 16  # bytes; kernels for GPUs take no tensor that begins elsewhere
+LINE = 64  # bytes; those for CPUs take no packed operand that begins elsewhere
 ORDER = "fuseplan.order"  # in a node's meta: how a plan's result has its axes in memory; () with gaps
 
 
@@ -96,8 +97,12 @@ def aligned(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def packable(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, or a copy without gaps, as most kernels read operands along axes: torch copies fast."""
-    return aligned(tensor).contiguous()
+    """The tensor, or a copy without gaps, as most kernels read operands along axes: torch copies fast.
+
+    Those of a CPU read whole lines.
+    """
+    made = aligned(tensor).contiguous()
+    return made.clone() if made.is_cpu and made.data_ptr() % LINE else made
 
 
 def content(tensor: torch.Tensor) -> bytes:
