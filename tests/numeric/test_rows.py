@@ -167,3 +167,33 @@ def test_a_gpu_keeps_rows_in_pieces(chain: str, dtype: str, width: int) -> None:
     text = template.emit(lower(match(FusionPlan.parse(plan))), parse_target("triton:sm_90")).text
     assert "for block" not in text
     assert ("* 4) < 144" in text) == (dtype == "f32" and width == 144)
+
+
+@pytest.mark.parametrize("width", [144, 150])
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize(
+    ("chain", "again", "once", "goes_back"),
+    [
+        ("cross_entropy", 0, 1, False),
+        ("logsumexp(-1)", 0, 1, False),
+        ("softmax_backward", 2, 3, True),
+        ("add -> save(sum) -> softmax", 2, 4, True),
+        ("add -> save(sum) -> rms_norm", 3, 4, False),
+    ],
+)
+def test_a_gpus_caches_are_told_what_is_read_again(
+    chain: str, again: int, once: int, goes_back: bool, dtype: str, width: int
+) -> None:
+    """Loads of the first pass stay in the caches, those of the last one and its stores do not.
+
+    Rows whose elements have no vectors lie across lanes, unless they meet vectors of operands that all share.
+    """
+    plan, template = f"{dtype}[5x{width}] -> {chain}", GpuReduction(1, 64, 1, 4, lanes=True)
+    assert_interpreted(plan, template, slack=64)
+    text = template.emit(lower(match(FusionPlan.parse(plan))), parse_target("triton:sm_90")).text
+    of_elements = [line for line in text.splitlines() if "element_" in line]
+    counts = [sum(policy in line for line in of_elements) for policy in ("evict_last", "evict_first")]
+    assert counts == [again, once]
+    assert ("-1, -1)" in text) == goes_back
+    vector = 4 if dtype == "f32" else 8
+    assert (f"[None, :] * {64 // vector})" in text) == (width % vector > 0 and "norm" not in chain)
