@@ -147,6 +147,24 @@ def test_two_rows_share_what_the_first_cache_does_not_hold() -> None:
         assert chosen.cells == cells, plan
 
 
+def test_a_gpus_small_rows_share_programs() -> None:
+    """6,836 programs of 4 rows take longer to start than to run, and those that stay wait for their loads."""
+    for plan, cells in (("bf16[27344x64] -> sum(-1)", 16), ("bf16[16384x2048] -> cross_entropy", 1)):
+        chosen = decide(plan, "triton:sm_90").choice.template
+        assert isinstance(chosen, GpuReduction)
+        assert chosen.cells >= cells, plan
+        assert not chosen.resident, plan
+
+
+def test_a_gpus_uneven_rows_are_few_elements_of_each_lane() -> None:
+    """In a loop over blocks, lanes that lie side by side have 16 elements, at most."""
+    records = decide("bf16[8192x50257] -> cross_entropy", "triton:sm_90")
+    listed = GpuReduction.candidates(records.kernel, records.target, "default")
+    loops = [each for each in listed if isinstance(each, GpuReduction) and each.elements < 50257]
+    assert loops
+    assert all(each.lanes and each.elements <= each.warps * 32 * 16 for each in loops)
+
+
 @pytest.mark.parametrize("width", [144, 150])
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize(
