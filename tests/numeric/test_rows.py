@@ -147,6 +147,24 @@ def test_two_rows_share_what_the_first_cache_does_not_hold() -> None:
         assert chosen.cells == cells, plan
 
 
+def test_a_gpus_small_rows_share_programs() -> None:
+    """6,836 programs of 4 rows take longer to start than to run, and those that stay wait for their loads."""
+    for plan, cells in (("bf16[27344x64] -> sum(-1)", 16), ("bf16[16384x2048] -> cross_entropy", 1)):
+        chosen = decide(plan, "triton:sm_90").choice.template
+        assert isinstance(chosen, GpuReduction)
+        assert chosen.cells >= cells, plan
+        assert not chosen.resident, plan
+
+
+def test_a_gpus_uneven_rows_are_few_elements_of_each_lane() -> None:
+    """In a loop over blocks, lanes that lie side by side have 16 elements, at most."""
+    records = decide("bf16[8192x50257] -> cross_entropy", "triton:sm_90")
+    listed = GpuReduction.candidates(records.kernel, records.target, "default")
+    loops = [each for each in listed if isinstance(each, GpuReduction) and each.elements < 50257]
+    assert loops
+    assert all(each.lanes and each.elements <= each.warps * 32 * 16 for each in loops)
+
+
 @pytest.mark.parametrize("width", [144, 150])
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize(
@@ -167,3 +185,33 @@ def test_a_gpu_keeps_rows_in_pieces(chain: str, dtype: str, width: int) -> None:
     text = template.emit(lower(match(FusionPlan.parse(plan))), parse_target("triton:sm_90")).text
     assert "for block" not in text
     assert ("* 4) < 144" in text) == (dtype == "f32" and width == 144)
+
+
+@pytest.mark.parametrize("width", [144, 150])
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize(
+    ("chain", "again", "once", "goes_back"),
+    [
+        ("cross_entropy", 0, 1, False),
+        ("logsumexp(-1)", 0, 1, False),
+        ("softmax_backward", 2, 3, True),
+        ("add -> save(sum) -> softmax", 2, 4, True),
+        ("add -> save(sum) -> rms_norm", 3, 4, False),
+    ],
+)
+def test_a_gpus_caches_are_told_what_is_read_again(
+    chain: str, again: int, once: int, goes_back: bool, dtype: str, width: int
+) -> None:
+    """Loads of the first pass stay in the caches, those of the last one and its stores do not.
+
+    Rows whose elements have no vectors lie across lanes, unless they meet vectors of operands that all share.
+    """
+    plan, template = f"{dtype}[5x{width}] -> {chain}", GpuReduction(1, 64, 1, 4, lanes=True)
+    assert_interpreted(plan, template, slack=64)
+    text = template.emit(lower(match(FusionPlan.parse(plan))), parse_target("triton:sm_90")).text
+    of_elements = [line for line in text.splitlines() if "element_" in line]
+    counts = [sum(policy in line for line in of_elements) for policy in ("evict_last", "evict_first")]
+    assert counts == [again, once]
+    assert ("-1, -1)" in text) == goes_back
+    vector = 4 if dtype == "f32" else 8
+    assert (f"[None, :] * {64 // vector})" in text) == (width % vector > 0 and "norm" not in chain)

@@ -1,13 +1,13 @@
 """What a kernel with statistics over any axes takes: memory's time, instructions', and programs' in turn.
 
-The constants are a fit to 1,091 measurements of 56 plans on an H200, of programs that keep sums to 104 of 8.
-The candidate that they choose takes 1.04 of the best one's time, in the mean. The plans are norms, softmax,
-cross-entropy, their gradients and dynamic quantization of rows of 200 to 131,072 elements.
+The constants are a fit to 4,112 measurements of 423 plans on an H200, of programs that keep sums to 104 of 8.
+Of 100 other plans, their choice takes 1.055 of the best one's time in the mean, of 80 at most 1.1. These are
+norms, softmax, cross-entropy, gradients, quantization, rotary heads; of rows of 64 to 131,072 elements.
 """
 
 from __future__ import annotations
 
-from math import ceil
+from math import ceil, gcd
 
 from fuseplan.backends.lattice import Lattice
 from fuseplan.backends.triton import model
@@ -19,31 +19,36 @@ from fuseplan.backends.triton.templates.reduction_tiles import VECTOR, Reduction
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.target import Target
 from fuseplan.language.dtypes import dtype_of
+from fuseplan.language.parts import part_of
 from fuseplan.language.reduction import INDEX
-from fuseplan.scalar import Scalar, calls, const, leaves_of
+from fuseplan.scalar import Scalar, const, leaves_of
 
-LAUNCH = 4.74e-6  # seconds of a launch besides what follows
-WARP = 0.036e-6  # of a program, for each of its warps
-ELEMENT, LANED = 0.0356e-6, 0.143  # for each element that a thread visits; of that, where lanes have states
-BLOCK = 0.16e-6  # for each visit of a block after the first
-LANE = 0.075e-6  # for each part of a lane's state that a vector of elements joins
-WAIT = 0.278e-6  # for warps to join their numbers
-MEETING = 1.4e-6  # for programs to merge their states
-# Of a processor: for a visit of an element, each function of it, and each number of a warp that is joined.
-VISIT, FUNCTION, NUMBER = 7.8e-12, 3.4e-12, 2.34e-9
-# Of a program that goes through tiles: of each, for each element that a thread has of it, and for each number
-# that a warp joins; and the share of the first tile's time that none hides.
-TILE, NEXT, JOINS, FIRST = 0.342e-6, 0.0037e-6, 0.0042e-6, 0.174
-# Memory's time over that of a copy; over this, of these programs, and where tiles have not all of a cell.
-MOVED, STREAMED, CUT = 1.04, 1.046, 1.03
-PIECES = 0.5e-6  # more, where registers hold a row in pieces
-SERVED = 0.607  # of the second cache holds rows that are read again
-BEYOND = 4.29  # times that share more, and it holds none of them
+LAUNCH = 3.83e-6  # seconds of a launch besides what follows
+DISPATCH = 0.53e-9  # for each program: 27344 rows of 64 took 8.3 us in 6,836 programs, and 5.8 in 855
+# Of a program: for its first loads, and those of each block that it visits; of a further piece in registers,
+# that many times; for operands that all cells share; the share of its bytes' time that none hides.
+LATENCY, FURTHER, SHARED_LATENCY, UNHIDDEN = 0.103e-6, 4.1, 1.25e-6, 0.15
+STEP, MEETING = 2.29e-9, 4e-6  # for an instruction of each element of a thread; for programs to merge states
+WAIT, WARP = 0.76e-6, 0.0223e-6  # for warps to join a number; for each of them
+# Of a program that goes through tiles: for each of them, for each instruction of each element that a thread
+# has, and for each number that a warp joins; memory's time over that of other programs.
+TILE, NEXT, JOINS, STREAMED = 0.3e-6, 0.28e-9, 0.042e-6, 1.1
+# Of a processor: for an instruction of an element, an access to memory, and an element that lanes read alone.
+SLOT, ACCESS, SINGLE = 1.96e-12, 91e-12, 70e-12
+# Instructions of functions where results have few bits, and where they are exact; of all others one. For a
+# lane to merge a part of its state with that of a vector; for a mask; to store a whole number.
+HEAVY = {
+    "exp": (4, 14), "log": (18, 22), "log1p": (20, 40), "expm1": (20, 30), "div": (3, 10), "sqrt": (4, 10),
+    "tanh": (3, 30), "erf": (12, 30), "pow": (25, 60), "round": (7, 7),
+}  # fmt: skip
+MERGED, MASK, WHOLE_NUMBER = (55, 250), 1.3, 9
+SERVED, BEYOND = 1.17, 1.46  # of the second cache, for rows that are read again; more, and it holds none
+HELD_THERE = 0.37  # of a byte's time, for one that it holds
 # Bytes of the first cache, and the share of a byte's time for a byte that each tile reads past it: layer
 # norms of rows of 65,536 take 366 to 382 us on an H200, and 339 where two rows share a tile; RMS norms 297.
-FIRST_CACHE, PASSED = 256 << 10, 0.15
+FIRST_CACHE, PASSED = 256 << 10, 0.066
 PASSING = 1.4  # bytes that are read again lose their place to one that is read or written once
-STEEP = 2.67  # of the norm of these times
+STEEP = (3.3, 1.86)  # of the norm of these times; where programs go through tiles
 # Registers of a thread for all else, for an element of src, and for one of an operand: of the cell; that all
 # cells share, in formulas behind the statistics, and in these. Where a tile has whole cells, or pieces.
 WHOLE, PIECE = (17, 1.0, 1.0, 0.25, 0.6), (26, 0.4, 0.5, 0.3, 0.3)
@@ -79,6 +84,7 @@ class Cost:
     Attributes:
         lattice: the kernel's loops.
         passed: bytes of operands that all cells share, where the first cache does not hold them.
+        is_apart, is_across: of uneven rows, a lane reads elements one by one, or lanes lie side by side.
     """
 
     def __init__(self, kernel: Kernel, target: Target) -> None:
@@ -91,18 +97,19 @@ class Cost:
         later = [stage.expression for stage in kernel.epilogue]
         before = [formula for stage in kernel.prologue for formula in stage.expressions]
         self.parts, self.numbers = len(parts), sum(term != ONE for term in terms)
-        self.functions = sum(len(list(calls(each))) for each in (*terms, *later))
         chosen = (part for part in parts if part.moved is not None)
         self.chooses_places = any(INDEX in leaves_of(part.term) for part in chosen)
         in_terms, used = _leaves(terms), _leaves([*terms, *later])
         read = _leaves([*before, *terms])
         self.repeated, self.whole, self.own, self.before = kernel.src.itemsize, kernel.src.itemsize, 0, 0
         self.own_first = 0
+        self.elements = {"x", INDEX}  # leaves of which each element has its own
         self.shared = [0, 0]  # operands of all cells in formulas behind the statistics, and in these
         for each in kernel.operands:
             place, size = self.lattice.tensors.index(each.key), dtype_of(each.dtype).itemsize
             if not any(axis.steps[place] for axis in self.lattice.elements):
                 continue
+            self.elements.add(each.key)
             if any(axis.steps[place] for axis in self.lattice.cells):
                 self.whole += size
                 self.repeated += size * (each.key in read)
@@ -115,6 +122,14 @@ class Cost:
         shared = self.columns * dtype_of(kernel.compute_dtype).itemsize * self.count
         self.passed = shared if shared > FIRST_CACHE else 0
         self.words = dtype_of(kernel.compute_dtype).itemsize / 4 * len(self.lattice.starts)
+        access = gcd(self.count * kernel.src.itemsize, VECTOR) if self.lattice.is_along else VECTOR  # bytes
+        self.vector, is_uneven = max(1, access // kernel.src.itemsize), access < VECTOR
+        self.is_apart, self.is_across = is_uneven and any(self.shared), is_uneven and not any(self.shared)
+        self.is_exact = not dtype_of(kernel.dst.dtype).is_narrow
+        # Instructions of an element in each pass, with loads and what widens them; and in one pass.
+        self.again = self._instructions(before) + (kernel.src.itemsize < 4) + 0.75 * (len(self.elements) - 2)
+        of_dst = self._instructions(later) + (1 if dtype_of(kernel.dst.dtype).is_float else WHOLE_NUMBER)
+        self.once = self._instructions(terms) + len(terms) + of_dst * (not self.lattice.is_reduced)
 
     def passes(self, knobs: ReductionKnobs) -> int:
         """How often src is read."""
@@ -159,32 +174,53 @@ class Cost:
         held = 1 + self.own_first + self.shared[True] + len(self.kernel.sums)
         return BESIDE + count * held * self.words
 
+    def _instructions(self, formulas: list[Scalar]) -> int:
+        """Those of each element; what the elements of a cell share is not counted."""
+        met: set[Scalar] = set()
+
+        def of(node: Scalar) -> int:
+            own = any(part_of(leaf)[0] in self.elements for leaf in leaves_of(node))
+            if node.fn == "leaf" or node in met or not own:
+                return 0
+            met.add(node)
+            return HEAVY.get(node.fn, (1, 1))[self.is_exact] + sum(map(of, node.args))
+
+        return sum(map(of, formulas))
+
     def seconds(self, knobs: ReductionKnobs) -> float:
         """The estimate for one launch."""
         if self.kernel.sums:
             return self._of_sums(knobs)
         turns = ceil_div(self.count, knobs.elements * knobs.programs)
         groups, processors = ceil_div(self.cells, knobs.cells), self.target.processors
+        programs, passes = groups * knobs.programs, self.passes(knobs)
         each = knobs.cells * knobs.elements / (knobs.warps * self.target.warp)
         is_cut = knobs.ahead > 0 and turns > 1
         needed = self.in_pieces(knobs) if is_cut else self.registers(each, is_whole=turns == 1)
-        places = knobs.resident or self._places(knobs.warps, needed)
-        joined = self.numbers * (1 if knobs.lanes else turns)
-        memory = self._memory(knobs, min(places * processors, groups) * knobs.cells)
-        chain = self._chain(knobs, turns, each, joined)
-        waits = chain * max(1.0, groups * knobs.programs / (places * processors))
+        places = (knobs.resident or self._places(knobs.warps, needed)) * processors
+        joined = self.numbers * (1 if knobs.lanes and not self.lattice.inner else turns)
+        work = self.again * passes + self.once + MASK * self.parts * (self.count % knobs.elements > 0)
+        if knobs.lanes and not is_cut:
+            work += (self.parts - 1) * MERGED[self.is_exact] * self.kernel.src.itemsize / VECTOR
+        visited = each * turns * len(self.lattice.starts) * work
+        memory = self._memory(knobs, min(places, groups) * knobs.cells)
+        chain = LATENCY * (1 + FURTHER * (turns - 1) if is_cut else turns * passes) + STEP * visited
+        chain += joined * (WAIT + WARP * knobs.warps) * (knobs.warps > 1)
+        chain += MEETING * len(self.kernel.statistics) * (knobs.programs > 1)
+        chain += UNHIDDEN * self.kernel.minimum_bytes / self.memory * processors / programs
+        waves = ceil_div(programs, places)
         if knobs.resident:
-            turn = TILE + NEXT * each * len(self.lattice.starts) + JOINS * joined * knobs.warps
-            waits = ceil_div(groups, places * processors) * turn
+            waits = chain + waves * (TILE + NEXT * visited + JOINS * joined * knobs.warps)
             memory *= STREAMED
-        elif turns > 1:
-            memory *= CUT
-        padded = self.cells * knobs.elements * knobs.programs * turns
-        issued = padded * (VISIT * self.passes(knobs) + FUNCTION * self.functions)
-        issued += groups * knobs.programs * knobs.warps * NUMBER * joined
-        taken: float = sum(each**STEEP for each in (memory, waits, issued / processors)) ** (1 / STEEP)
-        taken += PIECES * (turns > 1 and knobs.ahead > 0)
-        return LAUNCH + taken + FIRST * chain * (knobs.resident > 0)
+        else:
+            late = (self.shared[False] > 0) + (self.shared[True] > 0 and not self.own + self.before)
+            waits = waves * (chain + SHARED_LATENCY * late)
+        accesses = self.cells * self.count * passes * self.whole / self.kernel.src.itemsize / self.vector
+        issued = accesses * (ACCESS + SINGLE * self.vector * (knobs.lanes and self.is_apart))
+        issued += SLOT * visited * programs * knobs.warps * self.target.warp
+        power = STEEP[knobs.resident > 0]
+        times = (memory, waits, issued / processors, DISPATCH * programs)
+        return LAUNCH + float(sum(each**power for each in times) ** (1 / power))
 
     def _places(self, warps: int, needed: float) -> int:
         """Programs of a processor at a time."""
@@ -198,22 +234,10 @@ class Cost:
         passing = self.kernel.minimum_bytes / self.cells - self.repeated * self.count
         in_flight = cells * (self.repeated * self.count + PASSING * max(0.0, passing))
         missed = min(1.0, max(0.0, in_flight / (SERVED * self.target.l2_bytes) - 1) / BEYOND)
-        again = (self.passes(knobs) - 1) * missed * self.repeated * self.count * self.cells
+        again = (self.passes(knobs) - 1) * (missed + HELD_THERE * (1 - missed))
+        again *= self.repeated * self.count * self.cells
         tiles = 0 if knobs.resident else ceil_div(self.cells, knobs.cells)
-        return MOVED * (self.kernel.minimum_bytes + again + PASSED * self.passed * tiles) / self.memory
-
-    def _chain(self, knobs: ReductionKnobs, turns: int, each: float, joined: int) -> float:
-        """A program from its start to its end, where a thread has so many elements of a block."""
-        moved = each * len(self.lattice.starts) * turns * self.passes(knobs)
-        lanes = LANE * self.parts * turns * each * self.kernel.src.itemsize / VECTOR
-        return (
-            WARP * knobs.warps
-            + BLOCK * (turns * self.passes(knobs) - 1)
-            + ELEMENT * moved * (LANED if knobs.lanes else 1)
-            + WAIT * joined * (knobs.warps > 1)
-            + MEETING * len(self.kernel.statistics) * (knobs.programs > 1)
-            + lanes * knobs.lanes
-        )
+        return (self.kernel.minimum_bytes + again + PASSED * self.passed * tiles) / self.memory
 
     def _of_sums(self, knobs: ReductionKnobs) -> float:
         """The time of programs that keep sums, and of these sums' way through the second cache.
