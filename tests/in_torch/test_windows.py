@@ -1,9 +1,14 @@
 """Windows and softmax as torch has them: which plans compute them, and that the results lie as torch's."""
 
+import copy
+from collections.abc import Callable
+
+import pytest
 import torch
 from torch import nn
 
 import fuseplan.torch as fused
+from fuseplan.errors import ArgumentError
 
 F = nn.functional
 
@@ -116,3 +121,22 @@ def test_differences_from_a_parameter_of_channels_are_in_the_plan() -> None:
         torch.testing.assert_close(whole(src)[0], module(src)[0], atol=1e-6, rtol=1e-5)
     plans = [str(site.plan) for site in whole.fusion.cut.sites]
     assert sum("bias -> batch_norm(inverse=True) -> " in plan for plan in plans) == 2
+
+
+def test_an_accuracy_is_that_of_all_kernels() -> None:
+    """Winograd's F(4x4) is allowed by default: its error is twice torch's and more."""
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    module, src = nn.Conv2d(64, 64, 3, padding=1).eval(), torch.randn(1, 64, 16, 16)
+    exact = copy.deepcopy(module).double()(src.double())
+    forms: list[Callable[[torch.Tensor], torch.Tensor]] = [
+        module,
+        fused.fuse(module, src),
+        fused.fuse(module, src, accuracy="strict"),
+        torch.compile(module, backend="fuseplan", options={"accuracy": "strict"}),
+    ]
+    with torch.no_grad():
+        torchs, usual, *strict = (float((made(src) - exact).norm()) for made in forms)
+    assert max(strict) < 2 * torchs < usual
+    with pytest.raises(ArgumentError, match="accuracy='loose'; want 'default', 'strict'"):
+        fused.fuse(module, src, accuracy="loose")

@@ -165,8 +165,8 @@ def session_of(model: Any, threads: int, *, profiled: str = "") -> Any:
         raise BuildError(f"onnxruntime is not installed: {installing('onnx', 'onnxruntime')}")
     import onnxruntime
 
-    if any(each.op_type == "Split" and "" in each.output for each in model.graph.node):
-        raise BuildError("onnxruntime 1.32 ends the process at a Split without all of its results")
+    if any(each.op_type == "Split" and "" in each.output for each in model.graph.node):  # 1.32 crashes
+        raise BuildError("it ends the process at a Split without all of its results")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     # Threads that spin after a run take the cores from our kernels: BERT-base took 680 ms on two, now 124.
@@ -236,7 +236,7 @@ class _Runs:
             except Exception as error:
                 self._failed(name, error)
         nodes = ", ".join(f"{told(node)}{self._given(node)}" for node in self.unit.nodes[:3])
-        raise BuildError("\n  ".join([f"nothing runs {nodes}", *self._problems]))
+        raise BuildError("\n  ".join([f"nothing runs {nodes}: replace it in the model", *self._problems]))
 
     def _given(self, node: Node) -> str:
         types = ", ".join(str(self._types[name]) for name in node.inputs if name)

@@ -74,11 +74,6 @@ def _clamp(given: Given) -> str:
     return given.activation(activation.Clamp(low, high), given.tensor("self"))
 
 
-def _hardtanh(given: Given) -> str:
-    bounds = given.number("min_val"), given.number("max_val")
-    return given.activation(activation.Clamp(*bounds), given.tensor("self"))
-
-
 def _elu(given: Given) -> str:
     if given.number("scale") != 1 or given.number("input_scale") != 1:
         raise LeftError(Why.FORMULA, "elu with scales")
@@ -188,11 +183,8 @@ def _rows(make: Callable[..., Op], names: tuple[str, ...], has_default: bool) ->
         src = given.tensor("input")
         if len(given.integers("normalized_shape")) != 1:
             raise LeftError(Why.SHAPE, "a norm over several axes")
-        epsilon: float
-        if has_default and not given.has("eps"):
-            epsilon = torch.finfo(given.node.meta["val"].dtype).eps
-        else:
-            epsilon = given.number("eps")
+        is_usual = has_default and not given.has("eps")
+        epsilon = torch.finfo(given.node.meta["val"].dtype).eps if is_usual else given.number("eps")
         operands = _affine(given, names)
         return given.layer(make(affine=bool(operands), epsilon=epsilon), src, *operands)
 
@@ -297,7 +289,9 @@ TABLE: dict[Any, Row] = {
     aten.elu.default: _elu,
     aten.softplus.default: _softplus,
     aten.relu6.default: _activation(lambda _: activation.Clamp(0.0, 6.0)),
-    aten.hardtanh.default: _hardtanh,
+    aten.hardtanh.default: _activation(
+        lambda given: activation.Clamp(given.number("min_val"), given.number("max_val"))
+    ),
     **dict.fromkeys((aten.clamp.default, aten.clamp_min.default, aten.clamp_max.default), _clamp),
     aten.neg.default: _formula("-a"),
     aten.exp.default: _formula("exp(a)"),

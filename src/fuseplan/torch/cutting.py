@@ -23,6 +23,7 @@ from fuseplan.graph.ops import Expand, Foreign, Permute, Slice
 from fuseplan.graph.rules import Rule
 from fuseplan.graph.why import Reason, Why
 from fuseplan.graph.write import Joined
+from fuseplan.kernels.template import Accuracy
 from fuseplan.language.declarations import Operand, Result
 from fuseplan.language.layouts import dense
 from fuseplan.language.tensor import Dense, TensorSpec
@@ -84,6 +85,7 @@ def fused(
     ranges: bool = True,
     framework: type[Eager] = Eager,
     is_apart: Callable[[Node], bool] = lambda node: isinstance(node.op, Foreign),
+    accuracy: Accuracy = "default",
 ) -> Fusion:
     """Cuts a graph of functional ATen operators, whose nodes have `val`, and puts plans into a copy.
 
@@ -101,9 +103,10 @@ def fused(
             as in each step of training, where it is left out.
         framework: what computes the operators that no plan does.
         is_apart: whether it computes an operator whatever plans there are.
+        accuracy: as for `fuseplan.compile`.
     """
     example, other = points(given) if opens else (given, None)
-    may: dict[str, Any] = {"rules": rules, "ranges": ranges, "is_apart": is_apart}
+    may: dict[str, Any] = {"rules": rules, "ranges": ranges, "is_apart": is_apart, "accuracy": accuracy}
     module, found, cut = _found(example, device, joins, **may)
     opened = {site.dst: Opened() for site in cut.sites}
     if other:
@@ -254,7 +257,7 @@ class _Writer:
             given = given_of(site.plan)
             operands = [node for each in given for node in self._operand(site, each, opened.shapes)]
             plan = FusionPlan(site.plan.src, *site.plan.ops[:-1]) if site.into else site.plan
-            text = operators_text(plan, opened.axes, site.joins)
+            text = operators_text(plan, opened.axes, site.joins, site.records.accuracy)
             call = self._graph.call_function(launched, (text, src, operands))
             made = self._graph.call_function(first, (call,))
             results = [self._view(made, op) for op in site.ranges.values()] or [made]
@@ -268,7 +271,7 @@ class _Writer:
         elif self._is_lain(src, site.plan.src):
             made.meta[ORDER] = tuple(by_stride(plan.output.element_strides))
         if site.into:
-            call.meta[WITHIN] = operators_text(site.plan, opened.axes, site.joins)
+            call.meta[WITHIN] = operators_text(site.plan, opened.axes, site.joins, site.records.accuracy)
             join, order = self._makers[site.into.value], tuple(by_stride(plan.output.element_strides))
             join.target, join.args, join.kwargs = joined, (join.args[0], site.into.axis, order), {}
             join.meta[ORDER] = order

@@ -37,6 +37,7 @@ class Options:
     rest: Literal["torch", "inductor"] = "torch"
     choose: Mode = "predicted"
     dryrun: Literal[False, True] = False
+    accuracy: Literal["default", "strict"] = "default"
     rules: Sequence[Rule] = ()
 
     @classmethod
@@ -72,8 +73,8 @@ def _compiled(
         simplify_masks(given.graph)
         hide_by_masks(given.graph)
         given.recompile()
-    how: dict[str, Any] = {"choose": options.choose, "rules": options.rules, "ranges": is_inference}
-    how["inputs"] = example if _is_like(example, inputs) else ()
+    how: dict[str, Any] = {each: getattr(options, each) for each in ("choose", "rules", "accuracy")}
+    how |= {"ranges": is_inference, "inputs": example if _is_like(example, inputs) else ()}
     own = _own(given) if is_inference else []
     form = partial(fused, given, device, joins=bool(own) and device.type == "cpu", **how)
     is_beside = options.rest == "inductor" and not (own and _is_alone(form, options, own, device))

@@ -86,7 +86,7 @@ class Eager:
 
     def fused(self, site: Site, values: Mapping[str, Any]) -> Callable[[], Any]:
         """A call of the plan's operator, on tensors that lie as the plan has them."""
-        text, read = operators_text(site.plan, (), site.joins), site.beside
+        text, read = operators_text(site.plan, (), site.joins, site.records.accuracy), site.beside
         names = read.names if read else (site.src,)
         tensors = [self._tensor(values[name], site.plan.src.dtype) for name in names]
         src = torch.cat(tensors, read.axis) if read else tensors[0]

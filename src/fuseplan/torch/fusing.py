@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import FunctionType, MethodType
 from typing import Any, NoReturn
@@ -15,9 +15,10 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from fuseplan.errors import ArgumentError, PlanError, Unsupported, a_thing
-from fuseplan.graph.choose import Mode, checked_mode
+from fuseplan.graph.choose import checked_mode
 from fuseplan.graph.cut import Cut
 from fuseplan.graph.rules import Rule
+from fuseplan.kernels.template import Accuracy
 from fuseplan.reports.report import Report
 from fuseplan.reports.tried import Tried, tried
 from fuseplan.torch.arenas import Arenas, unplanned
@@ -49,6 +50,7 @@ def fuse(
     choose: str = "predicted",
     dynamic_shapes: Any = None,
     rules: Sequence[Rule] = (),
+    accuracy: Accuracy = "default",
     **example_kwargs: Any,
 ) -> nn.Module:
     """A module that computes what `module` does, with plans in the place of the operators that they fuse.
@@ -73,6 +75,7 @@ def fuse(
         dynamic_shapes: the open extents of the inputs, as torch.export takes them. A plan whose open axes
             are the outermost ones has one kernel for all extents; other plans have one for each extent.
         rules: what `fuseplan.rule` made: operators of plans for formulas that they are to stand for.
+        accuracy: as for `fuseplan.compile`: `strict` leaves out forms that are less exact than torch's.
         **example_kwargs: likewise, by name.
 
     Raises:
@@ -80,9 +83,10 @@ def fuse(
     """
     if not isinstance(module, nn.Module):
         raise ArgumentError(f"fuse takes an nn.Module and its example inputs; got {a_thing(module)}")
-    mode, example = checked_mode(choose), (example_inputs, example_kwargs)
+    how = {"choose": checked_mode(choose), "rules": rules, "accuracy": accuracy}
+    example = example_inputs, example_kwargs
     made = copy.copy(module)
-    made.fusion = Fused(made, exported(module, *example, dynamic_shapes), example, mode, rules)
+    made.fusion = Fused(made, exported(module, *example, dynamic_shapes), example, how)
     made.report = made.fusion.report
     made.forward = _method(made.fusion, inspect.signature(module.forward))
     return made
@@ -104,15 +108,13 @@ class Fused:
         report: what became of each operator of torch's.
     """
 
-    def __init__(
-        self, module: nn.Module, given: Exported, example: Any, mode: Mode, rules: Sequence[Rule]
-    ) -> None:
+    def __init__(self, module: nn.Module, given: Exported, example: Any, how: Mapping[str, Any]) -> None:
         self._held = given.held(module)
         inputs = (*self._held.tensors, *pytree.tree_leaves(example))
         self._extents = Extents(given.inputs, given.ranges)
         is_planned = not self._extents.axes
         joins = is_planned and given.device.type == "cpu"
-        made: Fusion = fused(given.graph, given.device, choose=mode, inputs=inputs, rules=rules, joins=joins)
+        made: Fusion = fused(given.graph, given.device, inputs=inputs, joins=joins, **how)
         self.cut: Cut = made.cut
         self.report: Report = replace(report_of(made, given.device), unkept=given.unkept)
         trace(lambda: self.report)
@@ -184,8 +186,7 @@ class Fused:
     def _unfused(self, inputs: Any, kwargs: Any, why: str = OTHER_CALL) -> Any:
         if not self._is_told:
             self._is_told = True
-            functions = ", ".join(self._functions or ())
-            warnings.warn(why.format(functions=functions), stacklevel=4)
+            warnings.warn(why.format(functions=", ".join(self._functions or ())), stacklevel=4)
         before = copy.deepcopy(self._held.values)
         made = type(self._module).forward(self._module, *inputs, **kwargs)
         self._held.written(before)

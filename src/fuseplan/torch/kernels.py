@@ -19,6 +19,7 @@ from fuseplan.compile import CompiledPlan
 from fuseplan.compile import compile as compile_plan
 from fuseplan.errors import ArgumentError, PlanError, Unsupported, counted
 from fuseplan.execution.run import BoundPlan
+from fuseplan.kernels.template import Accuracy
 from fuseplan.language.declarations import Operand, Result
 from fuseplan.language.extents import OPEN
 from fuseplan.language.tensor import Dense, TensorSpec
@@ -32,6 +33,7 @@ NAME = "fuseplan::run"  # torch's name of the operator that runs plans
 Tensors = Sequence[torch.Tensor]
 Reading = Callable[[torch.Tensor], torch.Tensor]  # the tensor, or a copy that a kernel can read
 JOINS = " | "  # behind the operands that are given in several tensors: `weight=2:0 | linear(8) -> glu`
+ACCURACY = re.compile(r"accuracy=(\S+)")  # in front of them, where it is not the default one
 NAMED = re.compile(r"\s*\[([*\w]+)\]\s*->\s*")  # names of axes in front of operators, a star before open ones
 KEPT = 1024  # packed sets of operands of one plan: the layers of a model that are alike share it
 
@@ -67,7 +69,7 @@ def plan_on(operators: str, src: torch.Tensor) -> FusionPlan:
 @functools.lru_cache(maxsize=4096)
 def joins_of(operators: str) -> dict[str, tuple[int, int]]:
     """The operands that a call gives in several tensors, by key: how many, and the axis that joins them."""
-    words = operators.rpartition(JOINS)[0].split()
+    words = ACCURACY.sub("", operators.rpartition(JOINS)[0]).split()
     pairs = (word.partition("=") for word in words)
     return {key: (int(told.split(":")[0]), int(told.split(":")[1])) for key, _, told in pairs}
 
@@ -100,7 +102,10 @@ def _plan(operators: str, shape: tuple[int, ...], strides: tuple[int, ...], dtyp
 
 
 def operators_text(
-    plan: FusionPlan, opened: Sequence[int] = (), joins: Mapping[str, tuple[int, int]] | None = None
+    plan: FusionPlan,
+    opened: Sequence[int] = (),
+    joins: Mapping[str, tuple[int, int]] | None = None,
+    accuracy: Accuracy = "default",
 ) -> str:
     """The operators of a plan as `plan_on` reads them.
 
@@ -108,8 +113,10 @@ def operators_text(
         plan: the plan.
         opened: the axes of src for all of whose extents there is one kernel.
         joins: the operands that a call gives in several tensors, as `joins_of` gives them.
+        accuracy: as for `fuseplan.compile`.
     """
-    front = " ".join(f"{key}={count}:{axis}" for key, (count, axis) in (joins or {}).items())
+    words = [f"accuracy={accuracy}"] if accuracy != "default" else []
+    front = " ".join((*words, *(f"{key}={count}:{axis}" for key, (count, axis) in (joins or {}).items())))
     text = f"{front}{JOINS if front else ''}"
     if not plan.src.has_channel_names or opened:
         names = "".join(f"*{name}" if axis in opened else name for axis, name in enumerate(plan.src.names))
@@ -339,11 +346,12 @@ def _kernel_of(
 ) -> Kernel:
     """By the tensor's look, which is compared faster than a plan."""
     plan = _plan(operators, tuple(shape), strides, dtype)
-    opened = _opened(plan, operators)
+    opened, found = _opened(plan, operators), ACCURACY.match(operators)
+    accuracy: Accuracy = "default" if found is None else found[1] if found[1].isalpha() else float(found[1])
     if opened is not None:
         with contextlib.suppress(Unsupported):
-            return Kernel(plan, _compiled(opened, target, threads), _queue(target), operators)
-    return Kernel(plan, _compiled(plan, target, threads), _queue(target), operators)
+            return Kernel(plan, _compiled(opened, target, threads, accuracy), _queue(target), operators)
+    return Kernel(plan, _compiled(plan, target, threads, accuracy), _queue(target), operators)
 
 
 def target_of(device: torch.device) -> tuple[str, int | None]:
@@ -370,8 +378,10 @@ def _queue(target: str) -> Queue | None:
 
 
 @functools.lru_cache(maxsize=4096)
-def _compiled(plan: FusionPlan, target: str, threads: int | None) -> tuple[CompiledPlan, Packed]:
-    return compile_plan(plan, target, threads=threads), {}
+def _compiled(
+    plan: FusionPlan, target: str, threads: int | None, accuracy: Accuracy
+) -> tuple[CompiledPlan, Packed]:
+    return compile_plan(plan, target, threads=threads, accuracy=accuracy), {}
 
 
 def check_count(
