@@ -116,7 +116,7 @@ def _gpu_cells(found: Suite, rows: Sequence[Row], gpus: Sequence[str]) -> Iterat
             cell = reached.setdefault(each.aim, [""] * len(gpus))
             cell[place] = f"{each.geomean:.2f} ({each.least:.2f})"
     for aim, cell in reached.items():
-        yield [f"{_titled(found)}, {aim.group}", aim.against.replace(",", ", "), *cell]
+        yield [f"{_titled(found, rows)}, {aim.group}", aim.against.replace(",", ", "), *cell]
 
 
 def _machine(row: Row) -> tuple[str, int]:
@@ -183,7 +183,7 @@ def _gpu_panels(folder: Path) -> Iterator[Panel]:
             mine = [
                 row for row in rows if results.device_of(row.machine) == gpu and suite.is_of(row.group, head)
             ]
-            bars.setdefault(gpu, []).extend(_bar(f"{_titled(found)}, {head}", mine))
+            bars.setdefault(gpu, []).extend(_bar(f"{_titled(found, rows)}, {head}", mine))
     yield from (Panel(gpu, tuple(listed)) for gpu, listed in bars.items())
 
 
@@ -196,7 +196,9 @@ def _cpu_panels(folder: Path) -> Iterator[Panel]:
         bars = [
             bar
             for name, listed in rows.items()
-            for bar in _bar(_titled(suite.load(name)), [row for row in listed if _is_run(row, cpu, count)])
+            for bar in _bar(
+                _titled(suite.load(name), listed), [row for row in listed if _is_run(row, cpu, count)]
+            )
         ]
         yield Panel(f"{_short(cpu)}, {counted(count, 'thread')}", tuple(bars))
 
@@ -205,9 +207,11 @@ def _is_run(row: Row, cpu: str, threads: int) -> bool:
     return (row.machine["cpu"], row.threads, row.copies) == (cpu, threads, 1)
 
 
-def _titled(found: Suite) -> str:
+def _titled(found: Suite, rows: Sequence[Row]) -> str:
+    """With the number of shapes that were measured: fewer may have been drawn than were asked for."""
     drawn = NAMED.fullmatch(found.name)
-    which = f", {drawn['count']} shapes of seed {drawn['seed']}" if drawn else ""
+    shapes = counted(len({row.plan for row in rows}), "shape")
+    which = f", {shapes} of seed {drawn['seed']}" if drawn else ""
     return found.title.split(" on a GPU")[0] + which
 
 

@@ -52,7 +52,7 @@ def test_the_page_of_speed_has_a_row_a_group_on_gpus(tmp_path: Path) -> None:
 
 
 def test_shapes_drawn_at_random_have_a_file_and_a_table_of_their_own(tmp_path: Path) -> None:
-    """The rows of a draw tell count and seed; of a suite, one file has all draws."""
+    """The rows of a draw tell seed and how many were measured; of a suite, one file has all draws."""
     found = suite.load("gpu_rows:3:7")
     assert (found.file, suite.load("gpu_rows").file) == ("drawn-gpu_rows", "gpu_rows")
     assert speed.drawn_summary(tmp_path) == ""
@@ -63,7 +63,7 @@ def test_shapes_drawn_at_random_have_a_file_and_a_table_of_their_own(tmp_path: P
     ]
     results.append(rows, found.file, tmp_path)
     told = speed.drawn_summary(tmp_path)
-    assert "| Rows, 3 shapes of seed 7, softmax | torch, torch.compile | 1.50 (1.50) |" in told
+    assert "| Rows, 1 shape of seed 7, softmax | torch, torch.compile | 1.50 (1.50) |" in told
     assert "Rows" not in speed.gpu_summary(tmp_path)
     whole = page(tmp_path)
     assert "`fuseplan bench gpu_rows:3:7 --target cuda`; microseconds" in whole
