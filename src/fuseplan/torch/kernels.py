@@ -242,7 +242,9 @@ class Kernel:
         apart = [place for place in self.constant if place in held and self._keys[place] not in made.lent]
         late = {self._keys[place]: held[place] for place in apart if place in changing}
         if late:
-            made = self._bind({place: each for place, each in held.items() if self._keys[place] not in late})
+            made = self._bind(
+                [None if key in late else each for key, each in zip(self._keys, given, strict=True)]
+            )
         lain = {place: laid(held[place], spec) for place, spec in self._per_call.items() if place in held}
         packed = [place for place in apart if place not in changing]
         copied = [held[place] for place in packed]
