@@ -21,7 +21,7 @@ from fuseplan.language.layouts import same_strides
 from fuseplan.tensors.torch_tensors import alike
 from fuseplan.torch.cutting import WITHIN
 from fuseplan.torch.kernels import Kernel, Reading, Tensors, kernel_on, queue_of
-from fuseplan.torch.lifetimes import Lifetimes, storages
+from fuseplan.torch.lifetimes import Lifetimes, function_of, storages
 from fuseplan.torch.lying import aligned, content, first, packable
 from fuseplan.torch.operator import PLAIN, is_watched, launched
 
@@ -354,10 +354,12 @@ def _written(graph: fx.Graph, lives: Lifetimes) -> tuple[fx.GraphModule, list[fx
                 made.call_function(_copy, (value(node), value(part), *where))
         elif node.op == "output":
             made.output(fx.map_arg(node.args[0], value))
-        elif node not in lives.known:
+        elif node in lives.written or node not in lives.known:
             args = {each: value(each) for each in node.all_input_nodes}
             args |= {each: made.call_method("clone", (args[each],)) for each in lives.rewritten(node)}
+            out = {"out": value(node)} if node in lives.written else {}
             values[node] = made.node_copy(node, args.__getitem__)
+            values[node].target, values[node].kwargs = function_of(node), {**values[node].kwargs, **out}
     return fx.GraphModule({}, made), slots
 
 

@@ -27,7 +27,10 @@ GPU_LINE = 512  # bytes, as torch's allocator: a copy of rows that begin inside 
 # Of Python: functions of the tensors that they read, in memory of their own or in that of one of these.
 COPYING = (laid_out, first, joined, beside, operator.getitem, launched)
 LAYING = (laid_out, aten.clone.default)  # copies of their first arguments
-
+# Of torch's operators, those with functions of its own: 1.1 us of the host a call, not 1.8. The first can
+# write into memory that they are given.
+WRITING = " add sub mul div neg exp log sigmoid tanh maximum minimum matmul bmm cat stack cumsum "
+QUICK = f"{WRITING}relu where softmax select reshape transpose permute squeeze unsqueeze clone index_select "
 
 Part = tuple[fx.Node, int, int, int]  # of a joined value: the value, the axis, the begin, the extent
 
@@ -47,6 +50,7 @@ class Lifetimes:
         strides: of these tensors of each of them.
         buffers: places for their outputs that do not leave the graph, and for values that join some.
         parts: the launches that write into such a value: the value, the axis, and the first and last place.
+        written: torch's own operators that write into such places.
         copied: of each such value, the other parts with their places; likewise of copies of known values.
     """
 
@@ -56,6 +60,7 @@ class Lifetimes:
     strides: dict[fx.Node, list[tuple[int, ...]]] = field(default_factory=dict)
     buffers: dict[fx.Node, Buffer] = field(default_factory=dict)
     parts: dict[fx.Node, Part] = field(default_factory=dict)
+    written: set[fx.Node] = field(default_factory=set)
     copied: dict[fx.Node, list[tuple[fx.Node, Part]]] = field(default_factory=dict)
     _line: int = ALIGNMENT
     _outs: dict[fx.Node, torch.Tensor] = field(default_factory=dict)
@@ -83,6 +88,8 @@ class Lifetimes:
                 made.known.add(node)
             elif node.target is joined and _storage(values.found[node]) not in values.leaving:
                 made._join(node, place, values)
+            elif _is_in(WRITING, node):
+                made._write(node, place, values)
             elif node.op == "call_function" and made.known.issuperset(node.all_input_nodes):
                 made._view_or_copy(node, place, values)
         return made
@@ -139,6 +146,14 @@ class Lifetimes:
             self._place(node, out, place, values.last.get(_storage(out), place))
             self.known.add(node)
             self.copied[node] = [(node.args[0], (node, 0, 0, out.shape[0]))]
+
+    def _write(self, node: fx.Node, place: int, values: _Values) -> None:
+        """A place for what an operator of torch's makes: launches that read it are bound."""
+        out = values.found[node]
+        if out.is_contiguous() and out.numel() and _storage(out) not in values.leaving:
+            self._place(node, out, place, values.last.get(_storage(out), place))
+            self.known.add(node)
+            self.written.add(node)
 
     def _join(self, node: fx.Node, place: int, values: _Values) -> None:
         """Places a joined value, into which launches write that nothing else reads; others are copied."""
@@ -250,6 +265,17 @@ class _Values:
         if node.op == "output" or "c10d" in str(node.target):  # processes exchange it while others go on
             self.leaving |= {*self._read(node)}
         return pytree.tree_map_only(torch.Tensor, _empty, node.meta.get("val"))
+
+
+def _is_in(names: str, node: fx.Node) -> bool:
+    """Whether a node calls one of ATen's operators of these names."""
+    is_op = isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "aten"
+    return is_op and f" {node.target._opname} " in names
+
+
+def function_of(node: fx.Node) -> Any:
+    """What computes a node: a function of torch's own in the place of an operator of ATen's."""
+    return getattr(torch, node.target._opname) if _is_in(QUICK, node) else node.target
 
 
 def _may_view(node: fx.Node) -> bool:
