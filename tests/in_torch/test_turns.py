@@ -11,6 +11,7 @@ import fuseplan.torch as fused
 from fuseplan.graph import choose, trial
 from fuseplan.stores import sites
 from fuseplan.torch import fusing
+from fuseplan.torch.operator import launched
 from fuseplan.torch.turns import timed
 
 
@@ -83,3 +84,27 @@ def test_both_forms_are_timed() -> None:
     assert made.seconds["plans"] > made.seconds["torch"]
     made = timed(sites.Key("", "", "", "", ""), dict(reversed(calls.items())), torch.device("cpu"))
     assert (made.code, made.plan) == ("", "torch")
+
+
+class Gaps(nn.Module):  # type: ignore[misc]
+    """A plan that reads a range, with gaps, of what another one makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 16), nn.Linear(8, 8)
+
+    def forward(self, src: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        made = self.first(src)
+        return self.last(torch.maximum(other, made[:, :8]) * made[:, 8:])
+
+
+def test_launches_that_lay_an_operand_out_anew_are_bound() -> None:
+    module = Gaps().eval()
+    whole = fused.fuse(module, torch.randn(3, 8), torch.randn(3, 8))
+    lives = whole.fusion._planned._lives
+    launches = whole.fusion._graph.graph.find_nodes(op="call_function", target=launched)
+    assert lives.bound == {*launches}
+    with torch.no_grad():
+        for _ in range(3):
+            given = torch.randn(3, 8), torch.randn(3, 8)
+            torch.testing.assert_close(whole(*given), module(*given))

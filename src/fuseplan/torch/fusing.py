@@ -68,7 +68,7 @@ def fuse(
             measurement is against it. `measured`: plans without a stored measurement are checked against
             float64 and timed beside torch's own operators, on the values that the example's call has there,
             some 0.1 s each, and the result is stored. A plan that is slower, wrong or not to be built is left
-            to torch: `fusion.cut.left` tells why.
+            to torch: `fusion.cut.left` tells why. So are all, where the whole call takes longer with them.
         dynamic_shapes: the open extents of the inputs, as torch.export takes them. A plan whose open axes
             are the outermost ones has one kernel for all extents; other plans have one for each extent.
         rules: what `fuseplan.rule` made: operators of plans for formulas that they are to stand for.

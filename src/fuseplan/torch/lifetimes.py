@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,10 +13,10 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from fuseplan.graph.memory import ALIGNMENT, Buffer
-from fuseplan.language.layouts import dense, same_strides
+from fuseplan.language.layouts import dense
 from fuseplan.tensors.torch_tensors import DTYPES
 from fuseplan.torch.cutting import WITHIN
-from fuseplan.torch.kernels import given_of, joins_of, operands_in, plan_on
+from fuseplan.torch.kernels import joins_of, operands_in, plan_on
 from fuseplan.torch.lying import ALIGNMENT as VECTOR
 from fuseplan.torch.lying import beside, first, joined, laid_out, tells_views
 from fuseplan.torch.operator import launched, readable
@@ -39,7 +39,7 @@ Part = tuple[fx.Node, int, int, int]  # of a joined value: the value, the axis, 
 class Lifetimes:
     """The values of a graph, followed by tensors without elements.
 
-    A launch is *bound* for what is known before a call, where it reads that and src in place; a value is
+    A launch is *bound* for what is known before a call, where it reads src in place; a value is
     *known* if it is the module's own, the output of a bound launch that stays in the graph, or a view of
     known values.
 
@@ -122,7 +122,7 @@ class Lifetimes:
     def _launch(self, node: fx.Node, place: int, values: _Values) -> None:
         is_joined = joins_of(node.args[0]) and not self.known.issuperset(node.args[2])
         late = self.late(node)
-        if is_joined or not values.is_read_in_place(node, late):
+        if is_joined or not values.is_read_in_place(node):
             return
         self.bound.add(node)
         self.strides[node] = [values.found[each].stride() for each in late]
@@ -212,29 +212,19 @@ class _Values:
         is_known = node.target in COPYING or tells_views(node) or _is_repeatable(node)
         return is_known and self.leaving.isdisjoint(storages(self.found[node]))
 
-    def is_read_in_place(self, node: fx.Node, late: Sequence[fx.Node]) -> bool:
-        """Whether a launch gives its output alone, and reads in place what is known, and src."""
+    def is_read_in_place(self, node: fx.Node) -> bool:
+        """Whether a launch gives its output alone, and reads src in place."""
         operators, src, given = node.args
         value = self.found[src]
         plan = plan_on(operators, readable(value))
         tensors = operands_in(operators, plan, [self.found[each] for each in given])
-        wanted = [(each.spec, tensor) for each, tensor in zip(given_of(plan), tensors, strict=True)]
         return (
             not plan.results
             and not plan.views
             and all(user.target is first for user in node.users)
             and readable(value) is value
-            and not any(each.is_neg() for each in (value, *(tensor for _, tensor in wanted)))
+            and not any(each.is_neg() for each in (value, *tensors))
             and self._is_aligned(value)
-            and all(
-                spec is None
-                or any(tensor is self.found[each] for each in late)
-                or (
-                    same_strides(spec.shape, tensor.stride(), spec.element_strides)
-                    and self._is_aligned(tensor)
-                )
-                for spec, tensor in wanted
-            )
         )
 
     def _is_aligned(self, tensor: torch.Tensor) -> bool:
