@@ -95,14 +95,15 @@ def test_changed_weights_are_seen() -> None:
     close(twin(src), type(module).forward(twin, src))
 
 
-def test_other_calls_are_torchs() -> None:
+def test_calls_whose_tensors_lie_otherwise_are_torchs() -> None:
     module, whole, arenas = made()
     src = torch.randn(SHAPE)
     close(whole(src.to(memory_format=torch.channels_last)), module(src))
+    assert not arenas._free
     whole.requires_grad_(False)
     with torch.enable_grad():
         close(whole(src), module(src))
-    assert not arenas._free
+    assert arenas._free
 
 
 def test_results_are_written_into_the_value_that_joins_them() -> None:

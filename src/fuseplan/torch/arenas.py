@@ -21,8 +21,8 @@ from fuseplan.language.layouts import same_strides
 from fuseplan.tensors.torch_tensors import alike
 from fuseplan.torch.cutting import WITHIN
 from fuseplan.torch.kernels import Kernel, Reading, Tensors, kernel_on, queue_of
-from fuseplan.torch.lifetimes import Lifetimes, storages
-from fuseplan.torch.lying import aligned, content, first, packable
+from fuseplan.torch.lifetimes import Lifetimes, function_of, storages
+from fuseplan.torch.lying import aligned, content, first
 from fuseplan.torch.operator import PLAIN, is_watched, launched
 
 Uncounted = list[tuple[torch.Tensor, bytes]]
@@ -270,10 +270,10 @@ class _Arena:
         out: torch.Tensor | None,
     ) -> _Call:
         """A bound plan as a function of the tensors that are not; notes those of which it has copies."""
-        plan, late, copied, uncounted, missing = kernel.bound(given, changing)
+        plan, late, copied, uncounted, readings = kernel.bound(given, changing)
         self._copied |= {*storages(copied)}
         self._uncounted += uncounted
-        return _Call(plan, missing, late, out)
+        return _Call(plan, readings, late, out)
 
 
 class _Call:
@@ -287,20 +287,21 @@ class _Call:
 
     Args:
         plan: the plan.
-        missing: what makes each operand readable that calls give, by key.
-        late: the operands that lie in the arena, and have other elements in each call.
+        readings: what makes each operand readable that is not bound, by key.
+        late: those of them that lie in the arena; calls give the others, in order.
         out: where it writes; a new tensor where there is none.
     """
 
     def __init__(
         self,
         plan: BoundPlan,
-        missing: Mapping[str, Reading],
+        readings: Mapping[str, Reading],
         late: Mapping[str, torch.Tensor],
         out: torch.Tensor | None,
     ) -> None:
-        self.plan, self.keys = plan, [*missing, *late]
-        self._readings, self._late, self._out = [*missing.values(), *[packable] * len(late)], late, out
+        self.plan, self._late, self._out = plan, late, out
+        self.keys = [*(key for key in readings if key not in late), *late]
+        self._readings = [readings[key] for key in self.keys]
         self._given = None if out is None else (out, out.data_ptr())
         self._words = list[int]()
         self._steps: list[int] | None = None
@@ -354,10 +355,12 @@ def _written(graph: fx.Graph, lives: Lifetimes) -> tuple[fx.GraphModule, list[fx
                 made.call_function(_copy, (value(node), value(part), *where))
         elif node.op == "output":
             made.output(fx.map_arg(node.args[0], value))
-        elif node not in lives.known:
+        elif node in lives.written or node not in lives.known:
             args = {each: value(each) for each in node.all_input_nodes}
             args |= {each: made.call_method("clone", (args[each],)) for each in lives.rewritten(node)}
+            out = {"out": value(node)} if node in lives.written else {}
             values[node] = made.node_copy(node, args.__getitem__)
+            values[node].target, values[node].kwargs = function_of(node), {**values[node].kwargs, **out}
     return fx.GraphModule({}, made), slots
 
 

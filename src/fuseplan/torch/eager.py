@@ -11,6 +11,7 @@ from torch import fx
 from torch.fx.node import map_aggregate
 
 from fuseplan.graph.cut import Site
+from fuseplan.graph.trial import launch
 from fuseplan.graph.write import aligned, names_in
 from fuseplan.language.declarations import Operand, Result
 from fuseplan.torch.kernels import given_of, operators_text
@@ -85,7 +86,9 @@ class Eager:
         return made
 
     def fused(self, site: Site, values: Mapping[str, Any]) -> Callable[[], Any]:
-        """A call of the plan's operator, on tensors that lie as the plan has them."""
+        """A call of the plan on tensors that lie as it has them; on a CPU as models launch it."""
+        if self._device.type == "cpu" and site.plan.src.is_dense:
+            return launch(site, values)
         text, read = operators_text(site.plan, (), site.joins, site.records.accuracy), site.beside
         names = read.names if read else (site.src,)
         tensors = [self._tensor(values[name], site.plan.src.dtype) for name in names]

@@ -28,7 +28,6 @@ from fuseplan.tensors.torch_tensors import alike
 from fuseplan.torch.called import UnseenError, outline, recorded, repeats
 from fuseplan.torch.einsum import Products
 from fuseplan.torch.masks import hide_by_masks, simplify_masks
-from fuseplan.torch.own_backward import watched
 from fuseplan.torch.written import (
     SIMPLE,
     UnwrittenError,
@@ -69,8 +68,6 @@ class Exported:
         device: what its tensors lie on.
         state: the paths of parameters and buffers, and the constants that the module's code holds.
         in_spec, out_spec: how the call's arguments, and its results, are lists of tensors.
-        functions: the names of the module's torch.autograd.Functions: the graph has their forward alone. None
-            where the export could not see them, since no gradient was asked for.
         ranges: the least and the largest numbers of open extents, by torch's expressions.
         unkept: why the next start exports the module again; empty where it reads this graph.
     """
@@ -80,7 +77,6 @@ class Exported:
     state: tuple[str | torch.Tensor, ...]
     in_spec: Any
     out_spec: Any
-    functions: tuple[str, ...] | None
     ranges: Mapping[Any, Any] = field(default_factory=dict)
     unkept: str = ""
 
@@ -105,24 +101,26 @@ class Exported:
         except NotImplementedError as error:  # of a class that torch cannot name
             raise UnwrittenError(str(error)) from None
         state = [tensor_text(each) if isinstance(each, torch.Tensor) else each for each in self.state]
-        return [graph_text(self.graph.graph), str(self.device), state, specs, self.functions]
+        return [graph_text(self.graph.graph), str(self.device), state, specs]
 
     @classmethod
     def from_json(cls, told: list[Any]) -> Exported:
         """The graph that `to_json` told."""
-        graph, device, state, (in_spec, out_spec), functions = told
+        graph, device, state, (in_spec, out_spec) = told
         return cls(
             read_graph(graph),
             torch.device(device),
             tuple(each if isinstance(each, str) else read_tensor(each) for each in state),
             pytree.treespec_loads(in_spec),
             pytree.treespec_loads(out_spec),
-            None if functions is None else tuple(functions),
         )
 
 
 class Held:
     """The module's tensors that its graph takes, and the form in which the module was exported.
+
+    Attributes:
+        hooked: the hooks of submodules.
 
     Args:
         module: the module.
@@ -140,7 +138,7 @@ class Held:
         self._children = [dict(each._modules) for each in self._parents]
         below = self._modules[1:]  # the module's own are called around the fused call
         self._hooks = [hooks for each in below for hooks in map(vars(each).__getitem__, HOOKS)]
-        self._hooked = [dict(each) for each in self._hooks if each]
+        self.hooked = [dict(each) for each in self._hooks if each]
         self._types = _types(self.tensors)
         self._plain = [(each, name) for each in self._modules for name in _plain(each)]
         self._values = copy.deepcopy(self.values)
@@ -164,7 +162,7 @@ class Held:
             tensors is not None
             and [each.training for each in self._modules] == self._modes
             and [each._modules for each in self._parents] == self._children
-            and [*filter(None, self._hooks)] == self._hooked
+            and [*filter(None, self._hooks)] == self.hooked
             and not any(ALL_HOOKS)
             and self.values == self._values
             and all(_tensor(*place) is _tensor(*tie[0]) for tie in self._ties for place in tie)
@@ -301,7 +299,7 @@ def _exported(
 ) -> Exported:
     said = io.StringIO()
     try:
-        with warnings.catch_warnings(), watched(module) as watch, contextlib.redirect_stderr(said):
+        with warnings.catch_warnings(), contextlib.redirect_stderr(said):
             warnings.simplefilter("ignore")  # torch's own, of its parts
             with Products():
                 program = torch.export.export(
@@ -324,8 +322,8 @@ def _exported(
     targets = [each.target for each in signature.input_specs if each.target is not None]
     state = tuple(program.constants[each] if each in constants else each for each in targets)
     call = program.call_spec
-    ranges, functions = program.range_constraints, watch.functions
-    return Exported(program.graph_module, device, state, call.in_spec, call.out_spec, functions, ranges)
+    ranges = program.range_constraints
+    return Exported(program.graph_module, device, state, call.in_spec, call.out_spec, ranges)
 
 
 def _copied(dst: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:

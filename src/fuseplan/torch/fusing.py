@@ -6,6 +6,7 @@ import copy
 import inspect
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from types import FunctionType, MethodType
 from typing import Any, NoReturn
@@ -15,20 +16,24 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from fuseplan.errors import ArgumentError, PlanError, Unsupported, a_thing
-from fuseplan.graph.choose import checked_mode
+from fuseplan.graph.choose import Mode, checked_mode, left_whole
 from fuseplan.graph.cut import Cut
 from fuseplan.graph.rules import Rule
 from fuseplan.kernels.template import Accuracy
 from fuseplan.reports.report import Report
 from fuseplan.reports.tried import Tried, tried
+from fuseplan.stores import sites
 from fuseplan.torch.arenas import Arenas, unplanned
 from fuseplan.torch.cutting import Fusion, fused
 from fuseplan.torch.exporting import Exported, exported
+from fuseplan.torch.lifetimes import storages
 from fuseplan.torch.opening import Extents
-from fuseplan.torch.operator import is_for_onnx
-from fuseplan.torch.own_backward import functions_of
+from fuseplan.torch.operator import PLAIN, is_for_onnx, is_observed
+from fuseplan.torch.recomputed import Recomputed, has_own_gradients, is_random
 from fuseplan.torch.reporting import report_of, trace
+from fuseplan.torch.turns import key_of, lost, timed
 
+PLANS = "plans in torch's graph"
 Form = tuple[Any, ...]  # what a call's arguments look like
 OTHER_CALL = (
     "this call has other tensors, submodules, attributes, hooks, another mode or autocast than the example "
@@ -37,10 +42,6 @@ OTHER_CALL = (
 NOT_CARRIED = (
     "a fused module is code of this process and cannot be pickled: save its `state_dict()`, and fuse the "
     "module again where that is loaded; the cache makes that quick"
-)
-OWN_BACKWARD = (
-    "the module has gradients of its own, by torch.autograd.Function ({functions}), which plans do not have: "
-    "this call runs as torch does; under torch.no_grad() the module is fused"
 )
 
 
@@ -65,13 +66,12 @@ def fuse(
     Args:
         module: the module, on the device that it is to run on.
         *example_inputs: arguments of its call. Calls with tensors of other shapes, dtypes or devices, in
-            another mode or under autocast, run the module as it was; a warning says so once. So do calls that
-            need a gradient of a torch.autograd.Function's own.
+            another mode or under autocast, run the module as it was; a warning says so once.
         choose: `predicted`: each plan that has a kernel computes its operators, except where a stored
             measurement is against it. `measured`: plans without a stored measurement are checked against
             float64 and timed beside torch's own operators, on the values that the example's call has there,
             some 0.1 s each, and the result is stored. A plan that is slower, wrong or not to be built is left
-            to torch: `fusion.cut.left` tells why.
+            to torch: `fusion.cut.left` tells why. So are all, where the whole call takes longer with them.
         dynamic_shapes: the open extents of the inputs, as torch.export takes them. A plan whose open axes
             are the outermost ones has one kernel for all extents; other plans have one for each extent.
         rules: what `fuseplan.rule` made: operators of plans for formulas that they are to stand for.
@@ -115,9 +115,6 @@ class Fused:
         is_planned = not self._extents.axes
         joins = is_planned and given.device.type == "cpu"
         made: Fusion = fused(given.graph, given.device, inputs=inputs, joins=joins, **how)
-        self.cut: Cut = made.cut
-        self.report: Report = replace(report_of(made, given.device), unkept=given.unkept)
-        trace(lambda: self.report)
         self._module, self._graph = module, made.module
         self._in, self._out = given.in_spec, given.out_spec
         count = self._in.num_leaves
@@ -126,11 +123,19 @@ class Fused:
         own = range(len(given.state))
         self._planned = Arenas(made.module, own, given.device) if is_planned else unplanned
         self._form, self._is_told = self._form_of(pytree.tree_leaves(example)), False
-        self._functions = given.functions
+        self._plain, self._is_planned, self._device = given.graph, is_planned, given.device
+        self._is_differentiated, self._flags = is_random(given.graph.graph), dict[Form, list[bool]]()
+        self.cut: Cut = made.cut
+        is_measured = how["choose"] == "measured" or any(site.measured for site in made.cut.sites)
+        if is_planned and is_measured and not self._is_differentiated:
+            made = self._faster(made, inputs, example, **how)
+        self.cut = made.cut
+        self.report: Report = replace(report_of(made, given.device), unkept=given.unkept)
+        trace(lambda: self.report)
 
     def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
-        if is_for_onnx():
-            return type(self._module).forward(self._module, *inputs, **kwargs)
+        if is_for_onnx() or not self.cut.sites:
+            return self._own(inputs, kwargs)
         is_flat = len(inputs) == self._flat and not kwargs
         if is_flat and all(isinstance(each, torch.Tensor) for each in inputs):
             leaves, spec = [*inputs], self._in  # 0.3 us, and 7 otherwise
@@ -140,16 +145,68 @@ class Fused:
         is_known = own is not None and spec == self._in and self._form_of(leaves) == self._form
         if own is None or not is_known or not self._extents.hold(leaves):
             return self._unfused(inputs, kwargs)
-        if self._functions != () and self._backward_is_own(inputs, kwargs, leaves):
-            return self._unfused(inputs, kwargs, OWN_BACKWARD)
+        is_recorded = torch.is_grad_enabled() and not torch.compiler.is_exporting()
+        if is_recorded and any(torch.is_tensor(each) and each.requires_grad for each in (*own, *leaves)):
+            return self._recorded(own, leaves, inputs, kwargs)
         try:
-            made = None if torch.compiler.is_compiling() else self._planned(own, leaves)
-            made = self._graph(*own, *leaves) if made is None else made
+            with torch.no_grad() if is_recorded else nullcontext():
+                made = self._computed(own, leaves)
         except (PlanError, Unsupported):
             if not self._extents.axes:
                 raise
             return self._unfused(inputs, kwargs)  # no plan has these extents, such as 0
         return pytree.tree_unflatten(made, self._out)
+
+    def _faster(
+        self, made: Fusion, inputs: Sequence[Any], args: Any, *, choose: Mode, accuracy: Accuracy, **_: Any
+    ) -> Fusion:
+        """The fusion, without its plans where the whole call takes longer with them, as it was measured."""
+        peer = f"torch {torch.__version__}"
+        key = key_of(self._plain.code, inputs, f"{PLANS} {accuracy}", peer)
+        found = sites.KEPT.records().get(key)
+        if made.cut.sites and found is None and choose == "measured":
+            with torch.no_grad():
+                calls = {PLANS: lambda: self(*args[0], **args[1]), peer: lambda: self._own(*args)}
+                found = timed(key, calls, self._device)
+            sites.KEPT.keep(found)
+        reason = lost(found)
+        return Fusion(self._plain, made.given, left_whole(made.cut, reason)) if reason else made
+
+    def _computed(self, own: list[torch.Tensor], leaves: list[Any]) -> Any:
+        """The graph's results."""
+        made = None if torch.compiler.is_compiling() else self._planned(own, leaves)
+        return self._graph(*own, *leaves) if made is None else made
+
+    def _recorded(self, own: list[torch.Tensor], leaves: list[Any], inputs: Any, kwargs: Any) -> Any:
+        """A call that records gradients, as torch does it the first time.
+
+        Later calls have plans, as long as no gradient was taken: a backward pass of such a call runs torch's
+        operators once more, so that training steps with plans take longer than torch's own.
+        """
+        is_plain = self._is_planned and not (self._is_differentiated or self._held.hooked)
+        if is_observed() or not is_plain:
+            return self._own(inputs, kwargs)
+        given, is_shared = (*own, *leaves), not {*map(type, own)} <= {*PLAIN}  # with other processes
+        key = tuple(torch.is_tensor(each) and each.requires_grad for each in given)
+        flags = self._flags.get(key)
+        if flags is None:
+            made = self._own(inputs, kwargs)
+            found = pytree.tree_leaves(made)
+            is_new = is_shared or {*storages(found)}.isdisjoint(storages(given))  # views are to be torch's
+            flags = [torch.is_tensor(each) and each.requires_grad for each in found]
+            self._flags[key] = flags if is_new and not has_own_gradients(found) else []
+            if not is_shared:
+                return made
+        if not self._flags[key]:
+            return self._own(inputs, kwargs)
+        if is_shared:
+            return pytree.tree_unflatten(self._graph(*given), self._out)
+        made = Recomputed.apply(lambda: self._computed(own, leaves), self._again, flags, *given)
+        return pytree.tree_unflatten(made, self._out)
+
+    def _again(self, *given: Any) -> Any:
+        self._is_differentiated = True
+        return self._plain(*given)
 
     def tried(self, name: str) -> Tried:
         """All plans that were tried for one of torch's operators, by its name in the report.
@@ -170,26 +227,18 @@ class Fused:
     def __reduce__(self) -> NoReturn:
         raise TypeError(NOT_CARRIED)
 
-    def _backward_is_own(self, inputs: Any, kwargs: Any, leaves: list[Any]) -> bool:
-        """Whether a gradient is asked for that a torch.autograd.Function of the module defines."""
-        if not torch.is_grad_enabled():
-            return False
-        tensors = (each for each in (*self._held.tensors, *leaves) if isinstance(each, torch.Tensor))
-        if not any(each.requires_grad for each in tensors):
-            return False
-        if self._functions is None:
-            plain = copy.copy(self._module)
-            del plain.forward
-            self._functions = functions_of(plain, inputs, kwargs)
-        return self._functions != ()
-
-    def _unfused(self, inputs: Any, kwargs: Any, why: str = OTHER_CALL) -> Any:
+    def _unfused(self, inputs: Any, kwargs: Any) -> Any:
         if not self._is_told:
             self._is_told = True
-            warnings.warn(why.format(functions=", ".join(self._functions or ())), stacklevel=4)
-        before = copy.deepcopy(self._held.values)
+            warnings.warn(OTHER_CALL, stacklevel=4)
+        return self._own(inputs, kwargs)
+
+    def _own(self, inputs: Any, kwargs: Any) -> Any:
+        """The call as the module has it; attributes that it writes are looked at no more."""
+        before = copy.deepcopy(self._held.values) if self.cut.sites else []
         made = type(self._module).forward(self._module, *inputs, **kwargs)
-        self._held.written(before)
+        if self.cut.sites:
+            self._held.written(before)
         return made
 
     def _form_of(self, leaves: Sequence[Any]) -> Form:

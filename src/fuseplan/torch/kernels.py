@@ -172,14 +172,15 @@ class Bound(NamedTuple):
         late: the given operands that each call has to give nevertheless, by key.
         copied: the tensors of which it has packed copies.
         uncounted: those of them that torch writes without counting, with their elements.
-        missing: the keys of the other operands, in order, and the function that makes each of them readable.
+        readings: the keys of these and of the operands that are not given, in order, and the function that
+            makes each of them readable.
     """
 
     plan: BoundPlan
     late: dict[str, torch.Tensor]
     copied: list[torch.Tensor]
     uncounted: list[tuple[torch.Tensor, bytes]]
-    missing: Mapping[str, Reading]
+    readings: Mapping[str, Reading]
 
 
 class Kernel:
@@ -240,23 +241,26 @@ class Kernel:
         is_kept = {*changing}.isdisjoint(self.constant) and len(held) == len(given)
         made = self.held(given).plan if is_kept else self._bind(given)
         apart = [place for place in self.constant if place in held and self._keys[place] not in made.lent]
-        late = {self._keys[place]: held[place] for place in apart if place in changing}
-        if late:
-            made = self._bind(
-                [None if key in late else each for key, each in zip(self._keys, given, strict=True)]
-            )
         lain = {place: laid(held[place], spec) for place, spec in self._per_call.items() if place in held}
+        apart += [place for place, each in lain.items() if each.data_ptr() != held[place].data_ptr()]
+        late = {place: held[place] for place in apart if place in changing}
+        if not late.keys().isdisjoint(self.constant):
+            made = self._bind([None if place in late else each for place, each in enumerate(given)])
         packed = [place for place in apart if place not in changing]
-        copied = [held[place] for place in packed]
-        copied += [held[place] for place, each in lain.items() if each.data_ptr() != held[place].data_ptr()]
-        further = made.further({self._keys[place]: each for place, each in lain.items()})
-        told = self._told(held, packed)
-        missing = {
+        further = made.further({self._keys[place]: each for place, each in lain.items() if place not in late})
+        told = self._told(held, [place for place in packed if place in self.constant])
+        readings = {
             key: partial(laid, spec=self._per_call[place]) if place in self._per_call else packable
             for place, key in enumerate(self._keys)
-            if place not in held
+            if place not in held or place in late
         }
-        return Bound(further, late, copied, [(held[place], each) for place, each in told.items()], missing)
+        return Bound(
+            further,
+            {self._keys[place]: each for place, each in late.items()},
+            [held[place] for place in packed],
+            [(held[place], each) for place, each in told.items()],
+            readings,
+        )
 
     def packed(self, bound: BoundPlan) -> list[int]:
         """The places of the operands of which a bound plan has copies, or a CPU may need one elsewhere."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,10 +13,10 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from fuseplan.graph.memory import ALIGNMENT, Buffer
-from fuseplan.language.layouts import dense, same_strides
+from fuseplan.language.layouts import dense
 from fuseplan.tensors.torch_tensors import DTYPES
 from fuseplan.torch.cutting import WITHIN
-from fuseplan.torch.kernels import given_of, joins_of, operands_in, plan_on
+from fuseplan.torch.kernels import joins_of, operands_in, plan_on
 from fuseplan.torch.lying import ALIGNMENT as VECTOR
 from fuseplan.torch.lying import beside, first, joined, laid_out, tells_views
 from fuseplan.torch.operator import launched, readable
@@ -27,7 +27,10 @@ GPU_LINE = 512  # bytes, as torch's allocator: a copy of rows that begin inside 
 # Of Python: functions of the tensors that they read, in memory of their own or in that of one of these.
 COPYING = (laid_out, first, joined, beside, operator.getitem, launched)
 LAYING = (laid_out, aten.clone.default)  # copies of their first arguments
-
+# Of torch's operators, those with functions of its own: 1.1 us of the host a call, not 1.8. The first can
+# write into memory that they are given.
+WRITING = " add sub mul div neg exp log sigmoid tanh maximum minimum matmul bmm cat stack cumsum "
+QUICK = f"{WRITING}relu where softmax select reshape transpose permute squeeze unsqueeze clone index_select "
 
 Part = tuple[fx.Node, int, int, int]  # of a joined value: the value, the axis, the begin, the extent
 
@@ -36,7 +39,7 @@ Part = tuple[fx.Node, int, int, int]  # of a joined value: the value, the axis, 
 class Lifetimes:
     """The values of a graph, followed by tensors without elements.
 
-    A launch is *bound* for what is known before a call, where it reads that and src in place; a value is
+    A launch is *bound* for what is known before a call, where it reads src in place; a value is
     *known* if it is the module's own, the output of a bound launch that stays in the graph, or a view of
     known values.
 
@@ -47,6 +50,7 @@ class Lifetimes:
         strides: of these tensors of each of them.
         buffers: places for their outputs that do not leave the graph, and for values that join some.
         parts: the launches that write into such a value: the value, the axis, and the first and last place.
+        written: torch's own operators that write into such places.
         copied: of each such value, the other parts with their places; likewise of copies of known values.
     """
 
@@ -56,6 +60,7 @@ class Lifetimes:
     strides: dict[fx.Node, list[tuple[int, ...]]] = field(default_factory=dict)
     buffers: dict[fx.Node, Buffer] = field(default_factory=dict)
     parts: dict[fx.Node, Part] = field(default_factory=dict)
+    written: set[fx.Node] = field(default_factory=set)
     copied: dict[fx.Node, list[tuple[fx.Node, Part]]] = field(default_factory=dict)
     _line: int = ALIGNMENT
     _outs: dict[fx.Node, torch.Tensor] = field(default_factory=dict)
@@ -83,6 +88,8 @@ class Lifetimes:
                 made.known.add(node)
             elif node.target is joined and _storage(values.found[node]) not in values.leaving:
                 made._join(node, place, values)
+            elif _is_in(WRITING, node):
+                made._write(node, place, values)
             elif node.op == "call_function" and made.known.issuperset(node.all_input_nodes):
                 made._view_or_copy(node, place, values)
         return made
@@ -115,7 +122,7 @@ class Lifetimes:
     def _launch(self, node: fx.Node, place: int, values: _Values) -> None:
         is_joined = joins_of(node.args[0]) and not self.known.issuperset(node.args[2])
         late = self.late(node)
-        if is_joined or not values.is_read_in_place(node, late):
+        if is_joined or not values.is_read_in_place(node):
             return
         self.bound.add(node)
         self.strides[node] = [values.found[each].stride() for each in late]
@@ -139,6 +146,14 @@ class Lifetimes:
             self._place(node, out, place, values.last.get(_storage(out), place))
             self.known.add(node)
             self.copied[node] = [(node.args[0], (node, 0, 0, out.shape[0]))]
+
+    def _write(self, node: fx.Node, place: int, values: _Values) -> None:
+        """A place for what an operator of torch's makes: launches that read it are bound."""
+        out = values.found[node]
+        if out.is_contiguous() and out.numel() and _storage(out) not in values.leaving:
+            self._place(node, out, place, values.last.get(_storage(out), place))
+            self.known.add(node)
+            self.written.add(node)
 
     def _join(self, node: fx.Node, place: int, values: _Values) -> None:
         """Places a joined value, into which launches write that nothing else reads; others are copied."""
@@ -197,29 +212,19 @@ class _Values:
         is_known = node.target in COPYING or tells_views(node) or _is_repeatable(node)
         return is_known and self.leaving.isdisjoint(storages(self.found[node]))
 
-    def is_read_in_place(self, node: fx.Node, late: Sequence[fx.Node]) -> bool:
-        """Whether a launch gives its output alone, and reads in place what is known, and src."""
+    def is_read_in_place(self, node: fx.Node) -> bool:
+        """Whether a launch gives its output alone, and reads src in place."""
         operators, src, given = node.args
         value = self.found[src]
         plan = plan_on(operators, readable(value))
         tensors = operands_in(operators, plan, [self.found[each] for each in given])
-        wanted = [(each.spec, tensor) for each, tensor in zip(given_of(plan), tensors, strict=True)]
         return (
             not plan.results
             and not plan.views
             and all(user.target is first for user in node.users)
             and readable(value) is value
-            and not any(each.is_neg() for each in (value, *(tensor for _, tensor in wanted)))
+            and not any(each.is_neg() for each in (value, *tensors))
             and self._is_aligned(value)
-            and all(
-                spec is None
-                or any(tensor is self.found[each] for each in late)
-                or (
-                    same_strides(spec.shape, tensor.stride(), spec.element_strides)
-                    and self._is_aligned(tensor)
-                )
-                for spec, tensor in wanted
-            )
         )
 
     def _is_aligned(self, tensor: torch.Tensor) -> bool:
@@ -250,6 +255,17 @@ class _Values:
         if node.op == "output" or "c10d" in str(node.target):  # processes exchange it while others go on
             self.leaving |= {*self._read(node)}
         return pytree.tree_map_only(torch.Tensor, _empty, node.meta.get("val"))
+
+
+def _is_in(names: str, node: fx.Node) -> bool:
+    """Whether a node calls one of ATen's operators of these names."""
+    is_op = isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "aten"
+    return is_op and f" {node.target._opname} " in names
+
+
+def function_of(node: fx.Node) -> Any:
+    """What computes a node: a function of torch's own in the place of an operator of ATen's."""
+    return getattr(torch, node.target._opname) if _is_in(QUICK, node) else node.target
 
 
 def _may_view(node: fx.Node) -> bool:

@@ -162,9 +162,13 @@ def is_seen(tensors: Tensors) -> bool:
 
 def is_watched() -> bool:
     """Whether anything of torch's watches all calls: gradients, a trace, a mode, a transform, a profiler."""
+    return torch.is_grad_enabled() or is_observed()
+
+
+def is_observed() -> bool:
+    """Whether anything but gradients does."""
     return bool(
-        torch.is_grad_enabled()
-        or torch.compiler.is_compiling()
+        torch.compiler.is_compiling()
         or torch._C._is_tracing()
         or torch.autograd.profiler._is_profiler_enabled
         or torch._C._len_torch_dispatch_stack()
