@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -84,7 +85,8 @@ TOOLS = {
 }
 
 
-def imported(path: Path) -> set[str]:
+@cache
+def imported(path: Path) -> frozenset[str]:
     """The modules of the package that a file imports, at any level of its code."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -93,7 +95,7 @@ def imported(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             below = {f"{node.module}.{alias.name}" for alias in node.names}
             found |= (below & NAMES.keys()) or {node.module}
-    return {name for name in found if name.split(".")[0] == "fuseplan"} - {dotted(path)}
+    return frozenset(name for name in found if name.split(".")[0] == "fuseplan") - {dotted(path)}
 
 
 def component(name: str) -> str:
