@@ -129,6 +129,9 @@ def test_an_index_without_a_row_is_an_error_as_in_torch(index: int) -> None:
     with pytest.raises(IndexError):
         module(wrong)
     made = fused.fuse(module, right)
+    with pytest.raises(IndexError):  # the first call that records gradients is torch's
+        made(wrong)
+    made(right)
     with pytest.raises(ArgumentError, match=rf"got {index} at \(1, 2\); want an index from 0 to 10"):
         made(wrong)
     with torch.no_grad(), pytest.raises(ArgumentError, match=rf"got {index} at \(1, 2\)"):

@@ -150,6 +150,8 @@ class Lifetimes:
     def _write(self, node: fx.Node, place: int, values: _Values) -> None:
         """A place for what an operator of torch's makes: launches that read it are bound."""
         out = values.found[node]
+        if not all(isinstance(extent, int) for extent in out.shape):  # one that depends on elements
+            return
         if out.is_contiguous() and out.numel() and _storage(out) not in values.leaving:
             self._place(node, out, place, values.last.get(_storage(out), place))
             self.known.add(node)
