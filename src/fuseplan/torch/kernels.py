@@ -220,9 +220,8 @@ class Kernel:
         """
         if parameters or len(given) != len(self._keys):
             check_count(self.plan, self._keys, given, parameters)
-        values: dict[str, Any] = {
-            self._keys[place]: laid(given[place], spec) for place, spec in self._per_call.items()
-        }
+        pairs = ((self._keys[place], laid(given[place], spec)) for place, spec in self._per_call.items())
+        values: dict[str, Any] = dict(pairs)
         values |= {key: values[key].clone() for key in self._updated}
         if parameters:
             values |= dict(zip((each.key for each in self.plan.parameters), parameters, strict=True))
@@ -233,8 +232,7 @@ class Kernel:
         """The plan with the given operands bound.
 
         Args:
-            given: the tensors besides src, but for those that each call gives; those per element lie as the
-                kernel reads them.
+            given: the tensors besides src, but for those that each call gives.
             changing: the places of those with other elements in each call, which cannot be packed once.
         """
         held = {place: each for place, each in enumerate(given) if each is not None}
@@ -254,13 +252,9 @@ class Kernel:
             for place, key in enumerate(self._keys)
             if place not in held or place in late
         }
-        return Bound(
-            further,
-            {self._keys[place]: each for place, each in late.items()},
-            [held[place] for place in packed],
-            [(held[place], each) for place, each in told.items()],
-            readings,
-        )
+        in_calls = {self._keys[place]: each for place, each in late.items()}
+        uncounted = [(held[place], each) for place, each in told.items()]
+        return Bound(further, in_calls, [held[place] for place in packed], uncounted, readings)
 
     def packed(self, bound: BoundPlan) -> list[int]:
         """The places of the operands of which a bound plan has copies, or a CPU may need one elsewhere."""
@@ -277,9 +271,10 @@ class Kernel:
         constant = [given[place] for place in self.constant]
         if True in [each.is_inference() for each in constant]:  # these count no versions
             return Bindings(self._bind(given), {}, {}, False)
-        marks = tuple(
-            [(each.untyped_storage()._cdata, each.data_ptr(), each.shape, each.stride()) for each in constant]
-        )
+        lying = [
+            (each.untyped_storage()._cdata, each.data_ptr(), each.shape, each.stride()) for each in constant
+        ]
+        marks = tuple(lying)
         held = self._packed.get(marks)
         if held is None or not held[1].is_current(given):
             if self._queue and self._queue.is_capturing():

@@ -344,7 +344,8 @@ def _variants(base: Knobs, geometry: Geometry, target: Target) -> Iterator[tuple
         return
     grid = schedule.grid(target.processors)
     is_ordered = schedule.tiles > 4 * grid or _is_large(geometry.kernel, target)
-    bands = (1, *BANDS) if schedule.across > 1 and is_ordered else (1,)
+    has_orders = schedule.across > 1 and schedule.tiles > schedule.across
+    bands = (1, *BANDS) if has_orders and is_ordered else (1,)
     orders = (False, True) if Spread(schedule, target.processors * base.programs).can_be else (False,)
     for band, spread in product(bands, orders):
         yield from _deepest(Schedule(replace(base, band=band, spread=spread), geometry), target)

@@ -206,7 +206,7 @@ class Finishing:
         is_early = self.schedule.scatters_features
         offsets, mask = self._lies(at) if is_early else ("", ALL)
         held = self._loaded(offsets, mask) if is_early else self._read(place)
-        lying = replace(self._place(at, column), held=held, known=known)
+        lying = replace(self._place(at, column, is_known=known is not None), held=held, known=known)
         made = self.epilogue.apply(self._met(totals, column), lying)
         if self.geometry.scatters:
             if lying.mask or not is_early:  # the part's place has names that the offsets have as well
@@ -311,10 +311,12 @@ class Finishing:
     def _has_channel(self, column: Index) -> Mask:
         return (column < self.geometry.features).at(self._along)
 
-    def _place(self, at: list[Index], column: Index) -> Place:
+    def _place(self, at: list[Index], column: Index, *, is_known: bool) -> Place:
         """How the elements of the part that begins at `at` are indexed."""
         text, schedule = self.text, self.schedule
         channel, has_channel = self._channel(column).at(self._along), self._has_channel(column)
+        if sum(operand.is_channel for operand in self.epilogue.operands) > 1 and not is_known:
+            has_channel = text.mask(text.name("exists"), has_channel)
         has_inside = any(operand.is_inside for operand in self.epilogue.operands)
         scattered = any(operand.is_scattered for operand in self.epilogue.operands)
         own = any(not operand.packed for operand in self.epilogue.operands)

@@ -268,13 +268,14 @@ class Schedule:
         rest, block = tile // across, tile % across
         if across > 1 and knobs.band > 1:
             # a band of row tiles takes every block of features before the next band: both stay in the L2
-            text.line(
-                f"band = {tile // (knobs.band * across)}",
-                f"inside = {tile % (knobs.band * across)}",
-                f"height = gl.minimum({self.launched} - band * {knobs.band}, {knobs.band})",
-                f"rest = band * {knobs.band} + inside % height",
-            )
-            rest, block = number("rest", self.launched), number("(inside // height)", across)
+            band = text.index("band", tile // (knobs.band * across))
+            inside = text.index("inside", tile % (knobs.band * across))
+            if band.constant is None:
+                height = f"gl.minimum({self.launched} - {band * knobs.band}, {knobs.band})"
+                text.line(f"height = {height}", f"rest = {band * knobs.band} + {inside} % height")
+                rest, block = number("rest", self.launched), number(f"({inside} // height)", across)
+            else:  # the only one
+                rest, block = inside % int(self.launched.high), inside // int(self.launched.high)
         if needs_feature:
             text.line(f"feature = {block * self.made}")
         # tiles of one image follow one another: what they read of src, they read twice
