@@ -271,10 +271,10 @@ class Kernel:
         constant = [given[place] for place in self.constant]
         if True in [each.is_inference() for each in constant]:  # these count no versions
             return Bindings(self._bind(given), {}, {}, False)
-        lying = [
+        lies = [
             (each.untyped_storage()._cdata, each.data_ptr(), each.shape, each.stride()) for each in constant
         ]
-        marks = tuple(lying)
+        marks = tuple(lies)
         held = self._packed.get(marks)
         if held is None or not held[1].is_current(given):
             if self._queue and self._queue.is_capturing():

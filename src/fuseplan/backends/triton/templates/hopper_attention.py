@@ -28,8 +28,8 @@ TILES = {64: ((3, 128), (2, 128), (3, 64)), 128: ((2, 128), (3, 64)), 256: ((2, 
 CROWDED = (3, 128)
 MOST_STAGES = 4
 
-# One processor of an H100: a fit to 280 measurements, 31 shapes of 128 to 16,384 keys. The last two lines were
-# fitted to 446 times of 52 random shapes on an H200.
+# One processor of an H100: a fit to 280 measurements, 31 shapes of 128 to 16,384 keys. The last two lines
+# were fitted to 446 times of 52 random shapes on an H200.
 FLOPS_A_SECOND = 8.4e12
 EXPONENTIALS = 85e9  # a second
 SHOWN = {True: 1.15, False: 3.6}  # of the exponentials' time beside products: where groups take turns, or not
