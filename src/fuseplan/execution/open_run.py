@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from operator import itemgetter
 from typing import Any
 
@@ -78,6 +78,10 @@ class OpenBoundPlan(BoundPlan):
                 return self._empty(extents, src, out, free)
             bound = self.at(extents)
         return bound(src, out, *bare, **free)
+
+    def launcher(self, src: Any, out: Any) -> Callable[[], object]:
+        """As of a bound plan, for the extents of these tensors."""
+        return self.at(self._extents(src)).launcher(src, out)
 
     def _extents(self, src: Any) -> Extents:
         memory, wanted = self._runner.memory, self._runner.plan.src

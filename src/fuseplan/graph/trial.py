@@ -153,7 +153,7 @@ def launch(site: Site, values: Mapping[str, Tensor]) -> Call:
     src = _bound(site.beside or site.src, values).reshape(site.plan.src.shape)
     call = site.compiled().bind(**operands)
     dst = empty(site.plan.output, src.device if is_torch(src) else None)
-    if site.plan.results or site.plan.views or site.plan.is_open:
+    if site.plan.results or site.plan.views:
         return lambda: call(src, dst)
     run = call.launcher(src, dst)  # as models launch it
 

@@ -27,7 +27,7 @@ from fuseplan.messages.excerpt import ARROW
 from fuseplan.ops.affine import BatchNorm
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.plans.text import operator_text, parse_plan
-from fuseplan.torch.lying import aligned, content, laid, packable
+from fuseplan.torch.lying import Mark, aligned, content, laid, mark_of, packable
 
 NAME = "fuseplan::run"  # torch's name of the operator that runs plans
 Tensors = Sequence[torch.Tensor]
@@ -37,9 +37,6 @@ ACCURACY = re.compile(r"accuracy=(\S+)")  # in front of them, where it is not th
 NAMED = re.compile(r"\s*\[([*\w]+)\]\s*->\s*")  # names of axes in front of operators, a star before open ones
 KEPT = 1024  # packed sets of operands of one plan: the layers of a model that are alike share it
 
-# Of an operand: its storage, its address, and how it lies there. While a weak reference to the storage is
-# kept, no other has its number.
-Mark = tuple[int, int, torch.Size, tuple[int, ...]]
 Packed = dict[tuple[Mark, ...], tuple[tuple[StorageWeakRef, ...], "Bindings"]]
 # Batch norm in training updates these by kernels of torch's that raise no version counter.
 UNCOUNTED = ("mean", "variance")
@@ -271,10 +268,7 @@ class Kernel:
         constant = [given[place] for place in self.constant]
         if True in [each.is_inference() for each in constant]:  # these count no versions
             return Bindings(self._bind(given), {}, {}, False)
-        lies = [
-            (each.untyped_storage()._cdata, each.data_ptr(), each.shape, each.stride()) for each in constant
-        ]
-        marks = tuple(lies)
+        marks = tuple(map(mark_of, constant))
         held = self._packed.get(marks)
         if held is None or not held[1].is_current(given):
             if self._queue and self._queue.is_capturing():

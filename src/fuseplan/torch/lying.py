@@ -12,6 +12,7 @@ from fuseplan.language.layouts import dense, same_strides
 from fuseplan.language.tensor import Dense, TensorSpec
 
 aten = torch.ops.aten
+Mark = tuple[int, int, torch.Size, tuple[int, ...]]
 ALIGNMENT = 16  # bytes; kernels for GPUs take no tensor that begins elsewhere
 LINE = 64  # bytes; those for CPUs take no packed operand that begins elsewhere
 ORDER = "fuseplan.order"  # in a node's meta: how a plan's result has its axes in memory; () with gaps
@@ -86,6 +87,14 @@ def drop_copies(graph: fx.Graph) -> None:
         if is_lain and kind is torch.contiguous_format and output not in node.users:
             node.replace_all_uses_with(value)
             graph.erase_node(node)
+
+
+def mark_of(tensor: torch.Tensor) -> Mark:
+    """Its storage, its address, and how it lies there.
+
+    While a weak reference to the storage is kept, no other has its number.
+    """
+    return tensor.untyped_storage()._cdata, tensor.data_ptr(), tensor.shape, tensor.stride()
 
 
 def aligned(tensor: torch.Tensor) -> torch.Tensor:
