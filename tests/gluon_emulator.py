@@ -8,6 +8,7 @@ mean nothing here: what lies where in shared memory is for the compiler and the 
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 import threading
@@ -242,7 +243,7 @@ def _warp_specialize(
     def run(function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
         vars(_program).update(own)
         try:
-            with np.errstate(over="ignore", divide="ignore"):  # as on the device: exp(100), log(0)
+            with np.errstate(all="ignore"):  # as on the device: exp(100), log(0), 0/0
                 function(*arguments)
         except BaseException as error:
             failed.append(error)
@@ -267,7 +268,9 @@ def _language() -> ModuleType:
         arange=lambda low, high, layout=None: np.arange(low, high).view(Tile),
         zeros=lambda shape, dtype, layout=None: np.zeros(shape, dtype).view(Tile),
         full=lambda shape, value, dtype, layout=None: np.full(shape, value, dtype).view(Tile),
-        max=np.max, sum=np.sum, store=_store, pointer_type=lambda dtype: 1,
+        zeros_like=np.zeros_like, max=np.max, sum=np.sum, store=_store,
+        reduce=lambda x, axis, join: functools.reduce(join, np.moveaxis(x, axis, 0)),
+        pointer_type=lambda dtype: 2,
         atomic_add=_atomic, atomic_xchg=partial(_atomic, is_sum=False),
         expand_dims=lambda x, axis: np.expand_dims(x, axis).view(Tile),
         exp=np.exp, exp2=np.exp2, sqrt=np.sqrt, rsqrt=lambda x: 1 / np.sqrt(x),

@@ -225,8 +225,7 @@ def _best(
     for template in templates:
         refusal = first_refusal(template.claims(kernel, target, accuracy), template.name)
         if refusal is None:
-            found = (each for each in template.candidates(kernel, target, accuracy) if makes(each))
-            timed += [(each.seconds(kernel, target), each) for each in found]
+            timed += [each for each in template.estimated(kernel, target, accuracy) if makes(each[1])]
         else:
             refusals.append(refusal)
     if not timed:

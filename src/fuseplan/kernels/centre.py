@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from fuseplan.kernels.contraction import Contraction
 from fuseplan.language.attend import Attend, AttendGradient
-from fuseplan.language.reduction import INDEX, Statistic
+from fuseplan.language.reduction import INDEX, Part, Statistic
 from fuseplan.ops.scan import UnaryOp
 from fuseplan.plans.text import operator_text
+from fuseplan.system.locks import cached_property
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,11 @@ class Reduction:
     index: tuple[int, ...] = ()
     inner: tuple[Statistic, ...] = ()
     inner_over: tuple[int, ...] = ()
+
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """The state of all elements: the parts of all statistics."""
+        return tuple(part for each in self.statistics for part in each.parts)
 
     @property
     def run_names(self) -> frozenset[str]:

@@ -218,6 +218,14 @@ class Template(ABC):
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
         """Knobs worth considering, the best guess first; at least one."""
 
+    @classmethod
+    def estimated(
+        cls, kernel: Kernel, target: Target, accuracy: Accuracy
+    ) -> Iterator[tuple[float, Template]]:
+        """The candidates, each with its `seconds`: for templates whose order needs them anyway."""
+        for each in cls.candidates(kernel, target, accuracy):
+            yield each.seconds(kernel, target), each
+
     def traffic(self, kernel: Kernel, target: Target) -> Traffic:
         """Bytes read, written and kept in the workspace by one launch; all tensors once, and no workspace."""
         return moved_once(kernel)

@@ -13,7 +13,6 @@ from fuseplan.backends.cpu.templates.direct import Direct
 from fuseplan.backends.cpu.templates.summary_writer import (
     SummaryKnobs,
     SummaryWriter,
-    parts_of,
     state_elements,
 )
 from fuseplan.kernels.emit import Source
@@ -103,7 +102,7 @@ class ProductSummary(Direct, SummaryKnobs):
         A lane joins its features one after another. Lanes are those of the narrowest vectors.
         """
         formulas = [stage.expression for stage in (*kernel.between, *kernel.epilogue)]
-        formulas += [part.term for part in parts_of(kernel)]
+        formulas += [part.term for part in kernel.reduction.parts]
         narrowest = 16 // dtype_of(kernel.compute_dtype).itemsize
         joined = kernel.reduced_count / narrowest + log2(narrowest) + sum(map(functions, formulas))
         return 2 * summation_bound(kernel) + 2 * joined * unit_roundoff(kernel)

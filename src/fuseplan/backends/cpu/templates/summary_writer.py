@@ -41,16 +41,11 @@ class SummaryKnobs(DirectKnobs):
     group: int = 1
 
 
-def parts_of(kernel: Kernel) -> tuple[Part, ...]:
-    """The parts of a row's state."""
-    return tuple(part for each in kernel.reduction.statistics for part in each.parts)
-
-
 def state_elements(knobs: DirectKnobs, kernel: Kernel, target: Target) -> int:
     """Elements of the states of all rows and blocks of features; a vector of rows may be read behind them."""
     width, conv = lanes(kernel, target), kernel.contraction
     blocks = -(-conv.features // (knobs.vectors * width * knobs.block_panels))
-    return (blocks * conv.rows + width) * len(parts_of(kernel)) * width
+    return (blocks * conv.rows + width) * len(kernel.reduction.parts) * width
 
 
 class SummaryWriter(DirectWriter):
@@ -63,7 +58,7 @@ class SummaryWriter(DirectWriter):
             raise ValueError(f"a task's {knobs.block_panels} panels are no whole groups of {knobs.group}")
         super().__init__(knobs, planned, target)
         b, self.planned, self.group = self.b, planned, knobs.group
-        self.statistics, self.parts = planned.reduction.statistics, parts_of(planned)
+        self.statistics, self.parts = planned.reduction.statistics, planned.reduction.parts
         self.count = planned.contraction.rows
         self.table = dialect.table(b)
         self.columns = knobs.group * self.panel  # logits of a row in the buffer

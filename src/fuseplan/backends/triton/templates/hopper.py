@@ -5,17 +5,17 @@ Behind the template: which choices fit a processor, and what each costs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 from typing import ClassVar
 
 from fuseplan.backends.parts import gates_beside
-from fuseplan.backends.triton import model
-from fuseplan.backends.triton.index import ceil_div
+from fuseplan.backends.triton.index import WIDE, ceil_div
 from fuseplan.backends.triton.template import GpuTemplate, weight_packing
-from fuseplan.backends.triton.templates import product_cost
+from fuseplan.backends.triton.templates import product_cost, summary
+from fuseplan.backends.triton.templates.hopper_cost import inside_of, is_large, seconds
 from fuseplan.backends.triton.templates.hopper_schedule import Knobs, Schedule
 from fuseplan.backends.triton.templates.hopper_spread import Spread
 from fuseplan.backends.triton.templates.hopper_tiles import (
@@ -29,12 +29,19 @@ from fuseplan.backends.triton.templates.hopper_tiles import (
     row_of,
 )
 from fuseplan.backends.triton.templates.hopper_writer import HopperWriter
-from fuseplan.backends.triton.templates.product_tiles import SECTOR_BYTES
+from fuseplan.kernels.centre import Summary
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.packing import Packing, Pad, Reshape, Rounded
 from fuseplan.kernels.target import Target
-from fuseplan.kernels.template import Accuracy, Template, accuracy_claim, contraction_claims, layout_claims
+from fuseplan.kernels.template import (
+    Accuracy,
+    Template,
+    accuracy_claim,
+    contraction_claims,
+    layout_claims,
+    summary_claims,
+)
 from fuseplan.kernels.transposed import by_features
 from fuseplan.messages.reasons import Claim, Reason, claim
 from fuseplan.scalar import calls
@@ -48,7 +55,8 @@ class Hopper(Knobs, GpuTemplate):
 
     reads:  src and weight once per tile from the L2 into shared memory (src again for each tap), each operand
             once; `resident` weights once per program
-    writes: dst once, by copies from shared memory; from registers where channels are first
+    writes: dst once, by copies from shared memory; from registers where channels are first. Of statistics of
+        rows, the states of each tile's rows to the workspace and back, a few numbers for each row and tile
     chosen: on sm_90 with channels last, and for f32 with precision=tf32
 
     One warp copies boxes of src and of the weight into a ring in shared memory; zeros come in for padding.
@@ -84,15 +92,18 @@ class Hopper(Knobs, GpuTemplate):
 
     @classmethod
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
-        yield from contraction_claims(kernel, transposes=True)
+        is_summed = isinstance(kernel.centre, Summary)
+        yield from summary_claims(kernel) if is_summed else contraction_claims(kernel, transposes=True)
         joint = not kernel.contraction.is_transposed or Geometry(kernel).joint is not None
         got = None if joint else kernel.contraction.text
         yield claim(joint, Reason.TRANSPOSED, got=got, operator=kernel.centre_step)
         yield claim(target.name == "sm_90", Reason.NOT_HOPPER, got=str(target), want="sm_90")
         step, contraction = kernel.centre_step, kernel.contraction
-        dtypes = dict.fromkeys((kernel.src.dtype, kernel.weight.dtype, kernel.dst.dtype))
+        stored = () if is_summed else (kernel.dst.dtype,)
+        dtypes = dict.fromkeys((kernel.src.dtype, kernel.weight.dtype, *stored))
         is_rounded = dtypes.keys() == {"f32"} and contraction.precision == "tf32"
         is_half = len(dtypes) == 1 and kernel.src.dtype in ("f16", "bf16")
+        is_half = is_half and (not is_summed or kernel.compute_dtype == "f32")
         yield claim(is_half or is_rounded, Reason.NOT_HALF, got=" to ".join(dtypes), operator=step)
         first = kernel.prologue[0] if kernel.prologue else None
         at, text = (None, None) if first is None else (first.step, first.op_text)
@@ -108,18 +119,33 @@ class Hopper(Knobs, GpuTemplate):
         if is_half:
             yield from _copy_claims(kernel)
         found = next(choices(kernel, target), None) is not None
-        yield claim(found, Reason.GROUP_TILES, got=f"groups={contraction.groups}", operator=step)
+        what, got = Reason.GROUP_TILES, f"groups={contraction.groups}"
+        if is_summed:
+            what, got = Reason.ROW_TILES, str(kernel.src)
+        yield claim(found, what, got=got, operator=step)
         exact = is_rounded and accuracy == "strict"
         yield accuracy_claim(cls.bound(kernel), product_cost.bound(kernel, "ieee") if exact else accuracy)
 
     @classmethod
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
+        return (each for _, each in cls.estimated(kernel, target, accuracy))
+
+    @classmethod
+    def estimated(
+        cls, kernel: Kernel, target: Target, accuracy: Accuracy
+    ) -> Iterator[tuple[float, Template]]:
         found = dict(choices(kernel, target))
         # Of equal estimates on an H200, bands of 8 took 0.95 of the time of bands of 1 where weights of 16
-        # bits are large, 1.01 where they are small; swapped products took 0.97 of the time of others.
-        wider = -1 if _is_large(kernel, target) and kernel.src.itemsize == HALF else 1
-        for knobs in sorted(found, key=lambda it: (found[it], wider * it.band, not it.swapped, repr(it))):
-            yield cls(**vars(knobs))
+        # bits are large, 1.01 where they are small; swapped products took 0.97 of the time of others, but
+        # 1.12 where they have 3 stages and others 4.
+        wider = -1 if is_large(kernel, target) and kernel.src.itemsize == HALF else 1
+
+        def rank(it: Knobs) -> tuple[object, ...]:
+            turned = it.swapped and (1 if it.stages < 4 and not it.reaching else -1)
+            return found[it], wider * it.band, turned, repr(it)
+
+        for knobs in sorted(found, key=rank):
+            yield found[knobs], cls(**vars(knobs))
 
     def packed_weight(self, kernel: Kernel) -> Packing:
         """The weight as (feature, taps, channel), behind the image where each has its own; a turned one lies.
@@ -150,7 +176,7 @@ class Hopper(Knobs, GpuTemplate):
     def kept_bytes(self, kernel: Kernel, target: Target) -> int:
         schedule = self.schedule(kernel)
         sums = Spread(schedule, schedule.grid(target.processors)).workspace_bytes
-        return schedule.padded_bytes + sums
+        return schedule.padded_bytes + schedule.state_bytes + sums
 
     def seconds(self, kernel: Kernel, target: Target) -> float:
         return seconds(self.schedule(kernel), target)
@@ -158,7 +184,9 @@ class Hopper(Knobs, GpuTemplate):
     @staticmethod
     def bound(kernel: Kernel) -> float:
         """Two units a product, in any order: tensor cores add with 23 fraction bits and cut what is below."""
-        return product_cost.bound(kernel, "native" if kernel.src.dtype != "f32" else "tf32")
+        arithmetic = "native" if kernel.src.dtype != "f32" else "tf32"
+        made = summary.bound if isinstance(kernel.centre, Summary) else product_cost.bound
+        return made(kernel, arithmetic)
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
         return HopperWriter(self.schedule(kernel), target.processors, self.text).source(target)
@@ -180,40 +208,22 @@ SHARED_BYTES = 227 * 1024  # what one program may have; two on one processor hav
 RESERVED_BYTES = 1024  # of a program's shared memory, for the system
 FEWEST_STAGES, MOST_STAGES = 2, 8
 BOXES = 2  # that are tried of a size: those that cover dst best
-BANDS = (4, 8)
+BANDS = (1, 4, 8)
 
 # groups, together, programs on a processor: accumulators of a thread
 FORMS = {(2, False, 1): 128, (2, True, 1): 192, (1, False, 2): 64, (3, False, 1): 64, (3, True, 1): 96}
 SUMS = (96, 160, 192)  # rows or features of tiles that are sums of powers of two, for 16 bits
-
-# One processor of an H200. The numbers were fitted to 2,000 times of 114 products and convolutions, most of
-# them random, with those of `product_cost`: choices take 1.03 of the best time, of 46 others 1.06.
-FLOPS_A_SECOND = {HALF: 6.3e12, 4: 2.6e12}  # by the bytes of an element
-L2_BYTES_A_SECOND = 102e9
-LATENCY = 1.4e-6  # of a copy from memory, with all others under way
-START = 2.11e-6  # of a launch: from its first copies to its first products, and its last stores
-STEPS_A_SECOND = 2.25e9  # of a warp: what comes after the sum, an instruction at a time
-TILE_SECONDS = 0.6e-6  # between the sums of one group: waits for barriers and for the copy to dst
-SHARED_READS = 34.2  # of 64 x 64 products: those of 128 columns are as fast as shared memory allows
-# Seconds of the loads that a thread has under way, with channels last, and first: four times as many then.
-LOADED_LAST, LOADED_FIRST = 0.9e-6, 1.6e-6
-SCATTERED = 20  # instructions for an element that registers store along features
-COPIED = 3.2  # for each byte of the copy of src: as long as so many take through memory
-PADDED = 3.0e-6  # programs wait for each other, behind their copies of src
-BROKEN = 1.68  # copies of rows that begin inside of sectors, over copies of whole sectors
-HIDDEN = 0.337  # of the shorter of arithmetic and memory shows beside the longer
-MEETING = 4.32e-6  # of spread tiles: waits for the sums of other programs
-SUM_BYTES_A_SECOND = 33.7e9  # of these sums, written and read
-APART = 1.22  # copies of programs that are at other channels each, over copies of the same ones at once
-STAYING = 16  # weights of up to this part of the L2 are as fast for later tiles of rows as for the first
+KEPT = 4.5  # parts of the L2, of which a band of rows has one; with twice as much, products took 1.03 to 1.10
 
 
 def choices(kernel: Kernel, target: Target) -> Iterator[tuple[Knobs, float]]:
     """Every choice that fits the processor, and its seconds."""
     plain, reaching = Geometry(kernel), Geometry(kernel, True)
     geometries = (plain, reaching) if plain.can_reach else (plain,)
-    # gate and value are columns of one thread's sums, which rows are not
-    orders = (False,) if plain.ways > 1 else (False, True)
+    if plain.is_summed and not (plain.is_flat and kernel.dst.span < WIDE):
+        return
+    # gate and value are columns of one thread's sums, which rows are not, as all features with statistics
+    orders = (False,) if plain.ways > 1 or plain.is_summed else (False, True)
     for geometry, rows in product(geometries, (64, 128, 256, *SUMS)):
         boxes = geometry.boxes(rows)[:BOXES]
         for box, columns, depth, form, swapped in product(
@@ -223,84 +233,6 @@ def choices(kernel: Kernel, target: Target) -> Iterator[tuple[Knobs, float]]:
                 base = Knobs(box, columns, depth, FEWEST_STAGES, *form[:2], programs=form[2])
                 base = replace(base, swapped=swapped, reaching=geometry.reaching)
                 yield from _variants(base, geometry, target)
-
-
-def seconds(schedule: Schedule, target: Target) -> float:
-    """A launch, and the longer of what the processors do with their tiles and of copies through memory."""
-    knobs = schedule.knobs
-    places = target.processors * knobs.programs
-    tiles = ceil_div(schedule.tiles, places) * knobs.programs
-    summing, finishing = _summing(schedule), _finishing(schedule)
-    # groups that take turns, or programs side by side, finish one tile while they sum another
-    beside = knobs.groups if schedule.takes_turns else knobs.programs
-    inside = max(tiles * summing, ceil_div(tiles, beside) * (summing + finishing)) + finishing
-    if knobs.spread:
-        meeting = MEETING + 2 * 4 * prod(knobs.box) * knobs.columns / SUM_BYTES_A_SECOND
-        turns = schedule.tiles / places
-        sums = turns * summing + min(turns, 1 + turns % 1) * (_summing(schedule, APART) - summing)
-        inside = sums + tiles * finishing + meeting
-    memory = _moved(schedule, target) / model.rates(target).memory
-    padding = COPIED * schedule.padded_bytes / model.rates(target).memory
-    padding += PADDED * schedule.geometry.is_padded
-    return max(inside, memory) + HIDDEN * min(inside, memory) + padding + START + model.LAUNCH_SECONDS
-
-
-def _moved(schedule: Schedule, target: Target) -> float:
-    """Bytes through memory: all once, a weight that the L2 does not keep again for later tiles of rows."""
-    kernel, knobs = schedule.kernel, schedule.knobs
-    broken = schedule.geometry.broken(schedule.part) - 1 if schedule.geometry.scatters else 0.0
-    once = kernel.minimum_bytes + broken * kernel.dst.nbytes
-    if not _is_large(kernel, target):
-        return once
-    together = max(knobs.band, target.processors * knobs.programs / schedule.across)
-    return once + kernel.weight.nbytes * max(0.0, prod(schedule.counts) / together - 1)
-
-
-def _is_large(kernel: Kernel, target: Target) -> bool:
-    """Whether the order of tiles matters, because the L2 does not keep the weight for later ones."""
-    return kernel.weight.nbytes * STAYING >= target.l2_bytes
-
-
-def _summing(schedule: Schedule, apart: float = 1.0) -> float:
-    """Seconds for the sums of a tile: products, or copies through the L2 that take `apart` times as long."""
-    knobs = schedule.knobs
-    # of a product, 64 rows and all columns are read from shared memory anew
-    reads = (max(width, SHARED_READS * (64 + width) / 64) for _, _, width in schedule.sums)
-    reading = sum(reads) / schedule.sum_shape[1]
-    depth = schedule.blocks * schedule.lines * knobs.depth
-    products = 2 * prod(knobs.box) * knobs.columns * depth * reading / FLOPS_A_SECOND[schedule.itemsize]
-    if schedule.geometry.gathers:
-        return max(products, schedule.blocks * _loading(schedule))
-    flying = knobs.programs * knobs.stages * schedule.stage_bytes / LATENCY
-    waiting = schedule.stage_bytes / flying
-    return max(products, schedule.blocks * max(waiting, apart * _copied_bytes(schedule) / L2_BYTES_A_SECOND))
-
-
-def _copied_bytes(schedule: Schedule) -> float:
-    """Bytes of a stage, more for rows that begin inside of sectors; taps share their sectors."""
-    geometry, size = schedule.geometry, schedule.itemsize
-    steps = [axis.src_stride for axis in geometry.axes if axis.positions > 1]
-    row = row_of(geometry.features) if geometry.is_turned else geometry.packed_channels
-    more = BROKEN - 1 if geometry.taps == 1 else 0.0
-    src = more * schedule.src_bytes * any(step * size % SECTOR_BYTES for step in steps)
-    weight = more * (schedule.stage_bytes - schedule.src_bytes) * (row * size % SECTOR_BYTES > 0)
-    return schedule.stage_bytes + src + weight
-
-
-def _loading(schedule: Schedule) -> float:
-    """Seconds from a stage to the next where warps load src: as much at a time as registers hold."""
-    elements = schedule.src_bytes / schedule.itemsize / 128
-    step = schedule.kernel.src.element_strides[1]
-    batches = max(1.0, elements / schedule.held_loads)
-    weights = schedule.stage_bytes - schedule.src_bytes
-    return max(batches * (LOADED_LAST if step == 1 else LOADED_FIRST), weights / L2_BYTES_A_SECOND)
-
-
-def _finishing(schedule: Schedule) -> float:
-    """Seconds for what a group does after the sum."""
-    steps = 4 + 3 * schedule.geometry.functions + SCATTERED * schedule.scatters_features
-    elements = prod(schedule.own) * schedule.own_columns
-    return elements / 128 * steps / STEPS_A_SECOND + TILE_SECONDS
 
 
 def _widths(kernel: Kernel) -> tuple[int, ...]:
@@ -340,28 +272,49 @@ def _fits(tile: tuple[int, int], form: tuple[int, bool, int], swapped: bool) -> 
 def _variants(base: Knobs, geometry: Geometry, target: Target) -> Iterator[tuple[Knobs, float]]:
     """The choice, also in bands, and with the weight held."""
     schedule = Schedule(base, geometry)
-    if schedule.is_crowded and geometry.scatters:
+    if geometry.is_summed:
+        if not schedule.shares_tile or schedule.state_bytes >= WIDE:
+            return  # groups that take turns took 1.04 of the time and more
+    elif schedule.is_crowded and geometry.scatters:
         return
     grid = schedule.grid(target.processors)
-    is_ordered = schedule.tiles > 4 * grid or _is_large(geometry.kernel, target)
     has_orders = schedule.across > 1 and schedule.tiles > schedule.across
-    bands = (1, *BANDS) if has_orders and is_ordered else (1,)
+    bands: tuple[int, ...] = (1,)
+    if geometry.is_summed and has_orders:
+        bands = _level(schedule, target)
+    elif has_orders and schedule.tiles > 4 * grid:
+        bands = BANDS
+    elif has_orders and is_large(geometry.kernel, target):
+        bands = BANDS[::2]  # with 4 as well, the best of 43 products took 0.96 of the time or more
     orders = (False, True) if Spread(schedule, target.processors * base.programs).can_be else (False,)
-    for band, spread in product(bands, orders):
-        yield from _deepest(Schedule(replace(base, band=band, spread=spread), geometry), target)
+    for spread in orders:
+        yield from _deepest(schedule, target, bands, spread=spread)
     # a held weight serves the features of one block: a program has to stay with them, and to have more tiles
     one_weight = not geometry.kernel.contraction.weight_per_batch
     if grid % schedule.across == 0 and schedule.tiles > grid and one_weight:
-        yield from _deepest(Schedule(replace(base, resident=True), geometry), target)
+        yield from _deepest(schedule, target, resident=True)
 
 
-def _deepest(schedule: Schedule, target: Target) -> Iterator[tuple[Knobs, float]]:
-    """The choice with as many stages as fit; none where fewer than two do."""
+def _level(schedule: Schedule, target: Target) -> tuple[int, ...]:
+    """Bands of equal heights, such that the L2 keeps a band's rows: the weight is read for each band anew."""
+    rows, geometry = prod(schedule.counts), schedule.geometry
+    each = prod(schedule.knobs.box) * geometry.packed_channels * schedule.itemsize
+    most = [band for band in (8, 16, 32) if band == 8 or min(rows, band) * each * KEPT <= target.l2_bytes]
+    return tuple(dict.fromkeys(ceil_div(rows, ceil_div(rows, band)) for band in most))
+
+
+def _deepest(
+    schedule: Schedule, target: Target, bands: Sequence[int] = (1,), **more: bool
+) -> Iterator[tuple[Knobs, float]]:
+    """The choice in bands, with as many stages as fit; none where fewer than two do."""
+    schedule = schedule.varied(**more)
     knobs = schedule.knobs
     if schedule.geometry.gathers and prod(knobs.box) * knobs.depth > 128 * schedule.held_loads:
         return  # ptxas gives up where a box does not fit into registers
     most = (SHARED_BYTES + RESERVED_BYTES) // knobs.programs - RESERVED_BYTES
     stages = min(MOST_STAGES, knobs.stages + (most - schedule.shared_bytes) // schedule.stage_bytes)
     if stages >= FEWEST_STAGES:
-        found = Schedule(replace(knobs, stages=stages), schedule.geometry)
-        yield found.knobs, seconds(found, target)
+        inside = inside_of(schedule.varied(stages=stages), target)
+        for band in bands:
+            found = schedule.varied(stages=stages, band=band)
+            yield found.knobs, seconds(found, target, inside)

@@ -61,8 +61,7 @@ class Copying:
         more = ["src_more"] if self.knobs.reaching and not self.geometry.gathers else []
         held = ["held"] if self.knobs.resident else []
         rings = ("src_ring", "weight_ring", "empty", "full")
-        room = ["workspace"] * self.geometry.is_padded
-        self.names = ["src", *more, self.weight, *rings, *held, *room, *schedule.given]
+        self.names = ["src", *more, self.weight, *rings, *held, *schedule.given]
 
     def write(self) -> None:
         """The function `produce`."""
@@ -285,7 +284,6 @@ class Gathering(Copying):
 
 ACROSS_TILE, LOADED = 256, 64  # columns of a tile; registers of a thread that hold one or two elements each
 COUNTER = f"workspace + {COUNTER_BYTES // 4 - 1}"
-ARRIVED = f'gl.atomic_add({COUNTER}, {{}}, sem="{{}}", scope="gpu")'
 ORDER = "fence.proxy.async;"  # the copy engine sees the stores before it, also of programs waited for
 THREADS = "gl.arange(0, {}, layout=gl.BlockedLayout([1], [32], [{}], [0]))"
 FENCE = f'gl.inline_asm_elementwise("{ORDER} mov.b32 $0, $1;", "=r,r", [{THREADS}], gl.int32, False, 1)'
@@ -322,15 +320,25 @@ def write_padding(text: Text, schedule: Schedule) -> None:
             f"read = gl.load(given + {lying.at(DOWN).atom} + {column.at(ACROSS)}{mask.guard()})",
             f"gl.store(padded + {to.at(DOWN).atom} + {column.at(ACROSS)}, read{mask.guard('')})",
         )
-    text.line(FENCE.format(128, 4), "gl.barrier()", ARRIVED.format(1, "release"))
+    text.line(FENCE.format(128, 4), "gl.barrier()", arrive(COUNTER, "release"))
 
 
 def _wait_for_padding(text: Text, groups: int) -> None:
     """Waits until the groups of all programs have copied; the last program leaves the counter as it was."""
-    programs = Index("gl.num_programs(0)")
-    all_groups = programs * groups
-    with text.block(f"while gl.load({COUNTER}, volatile=True) < {all_groups}"):
-        text.line("pass")
-    with text.block(f"if {ARRIVED.format(1, 'acquire')} == {all_groups} + {programs} - 1"):
-        text.line(f'gl.atomic_xchg({COUNTER}, 0, sem="relaxed", scope="gpu")')
+    wait_for_groups(text, COUNTER, groups, 1)
     text.line(FENCE.format(32, 1))
+
+
+def arrive(counter: str, order: str) -> str:
+    """The text that counts one more, and gives the count before it."""
+    return f'gl.atomic_add({counter}, 1, sem="{order}", scope="gpu")'
+
+
+def wait_for_groups(text: Text, counter: str, groups: int, waiting: int) -> None:
+    """Waits until the groups of all programs have arrived; the last of those `waiting` clears the counter."""
+    programs = Index("gl.num_programs(0)")
+    all_groups, all_waiting = programs * groups, programs * waiting
+    with text.block(f"while gl.load({counter}, volatile=True) < {all_groups}"):
+        text.line("pass")
+    with text.block(f"if {arrive(counter, 'acquire')} == {all_groups} + {all_waiting} - 1"):
+        text.line(f'gl.atomic_xchg({counter}, 0, sem="relaxed", scope="gpu")')

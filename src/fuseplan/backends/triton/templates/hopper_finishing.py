@@ -57,7 +57,8 @@ class Finishing:
         schedule = self.schedule
         widths = {name: width for _, name, width in schedule.sums} | {"layout": schedule.part_width}
         found = {name: accumulator(width, schedule.itemsize) for name, width in widths.items()}
-        return found | ({"lying": self._lying} if self.geometry.scatters else {})
+        is_stored = self.geometry.scatters and not self.geometry.is_summed
+        return found | ({"lying": self._lying} if is_stored else {})
 
     @property
     def _lying(self) -> str:
@@ -151,6 +152,9 @@ class Finishing:
         column = sliced(schedule.part_width, 0, "layout")
         with self.spread.ended(text, self._split(), str(row), str(column)) as halves:
             self._finish(halves)
+
+    def end(self) -> None:
+        """What comes after the last tile."""
 
     def _finish(self, halves: Sequence[str]) -> None:
         text, schedule = self.text, self.schedule

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import product
 from math import prod
 from operator import mul
+from typing import Any
 
 from fuseplan.backends.triton.index import Index, as_index, ceil_div, number
 from fuseplan.backends.triton.shell import of_launch, programs_of
 from fuseplan.backends.triton.templates.hopper_tiles import Geometry, even
+from fuseplan.backends.triton.templates.summary_rows import state_bytes
 from fuseplan.backends.triton.text import Text
 from fuseplan.kernels.emit import Programs, Slot
 from fuseplan.kernels.kernel import KernelOperand
@@ -72,7 +75,7 @@ class Schedule:
         shares_tile: whether a group finishes only a part of a tile.
         takes_turns: whether each group has tiles of its own.
         letters: the axes of the rows.
-        is_open, given: whether a launch says how many rows there are; what every function is given of it.
+        is_open: whether a launch says how many rows there are.
         lines: taps along the first axis for which one copy of src serves: one, unless it reaches.
         span: lines of src in such a copy.
         reach, more: those besides the first tap's; how many are copied at a time: boxes are powers of two.
@@ -84,7 +87,6 @@ class Schedule:
         part_width: columns of the products that are finished at once.
         pieces, weight_pieces: copies that bring a block of src, and of the weight: boxes are powers of two.
         weight_bytes, src_bytes: of one block of the weight, and of one copy of src.
-        stage_bytes: of one stage of the ring.
     """
 
     def __init__(self, knobs: Knobs, geometry: Geometry) -> None:
@@ -95,7 +97,6 @@ class Schedule:
         self.open_place = self.geometry.opened.get("axis")
         self.letters = tuple(axis.letter for axis in geometry.axes)
         self.is_open = self.kernel.open_axis is not None
-        self.given = [*["workspace"] * knobs.spread, *["extent"] * self.is_open]
         self.lines = self.geometry.axes[0].taps if knobs.reaching else 1
         self.reach = geometry.axes[0].reach if knobs.reaching else 0
         self.more, self.span = self.reach & -self.reach, knobs.box[0] + self.reach
@@ -109,7 +110,7 @@ class Schedule:
             self.own = _shrunk(knobs.box, prod(knobs.box) // knobs.groups)
         sums = prod(self.own) * self.own_columns * geometry.ways // 128
         self.is_crowded = sums > SUM_REGISTERS[knobs.groups]
-        most = PART // 2 if self.is_crowded else PART
+        most = PART >> (self.is_crowded + geometry.is_summed)  # statistics have sums beside those of products
         self.part, self.part_columns = self.own, min(even(self.own_columns), most)
         if knobs.swapped:
             self.part = _shrunk(self.own, min(even(prod(self.own)), most))
@@ -123,7 +124,23 @@ class Schedule:
         self.itemsize = self.kernel.src.itemsize
         self.weight_bytes = knobs.columns * knobs.depth * self.itemsize
         self.src_bytes = self.span * prod(knobs.box[1:]) * knobs.depth * self.itemsize
-        self.stage_bytes = self.src_bytes + (0 if knobs.resident else self.lines * self.weight_bytes)
+
+    def varied(self, **knobs: Any) -> Schedule:
+        """The schedule of another choice of stages, bands, spread sums or a weight that is held."""
+        made = copy(self)
+        made.knobs = replace(self.knobs, **knobs)
+        return made
+
+    @property
+    def given(self) -> list[str]:
+        """What every function is given besides tensors."""
+        has_room = self.knobs.spread or self.geometry.is_padded or self.geometry.is_summed
+        return [*["workspace"] * has_room, *["extent"] * self.is_open]
+
+    @property
+    def stage_bytes(self) -> int:
+        """Bytes of one stage of the ring."""
+        return self.src_bytes + (0 if self.knobs.resident else self.lines * self.weight_bytes)
 
     @cached_property
     def extents(self) -> list[Index]:
@@ -150,13 +167,24 @@ class Schedule:
     @property
     def scatters_features(self) -> bool:
         """Whether dst, whose channels lie side by side, is written from registers."""
-        return self.geometry.scatters and self.geometry.is_beside
+        return self.geometry.scatters and self.geometry.is_beside and not self.geometry.is_summed
 
     @cached_property
     def padded_bytes(self) -> int:
         """Bytes of the copy of src in the workspace, where there is one."""
         src, pitch = self.kernel.src, self.geometry.pitch
         return src.batch * prod(src.spatial) * pitch * self.itemsize if self.geometry.is_padded else 0
+
+    @property
+    def row_tiles(self) -> int:
+        """Tiles of rows that a group finishes."""
+        return prod(self.counts) * (self.knobs.groups if self.shares_tile else 1)
+
+    @cached_property
+    def state_bytes(self) -> int:
+        """Bytes of the states of all tiles, where rows have statistics."""
+        rows = self.row_tiles * prod(self.own) * self.geometry.is_summed
+        return state_bytes(self.kernel, rows, self.across) if rows else 0
 
     @property
     def registers(self) -> tuple[int, int]:
@@ -241,7 +269,8 @@ class Schedule:
     def _scattered_bytes(self) -> int:
         """What the compiler takes where threads exchange a part of dst: all of it where it is turned."""
         whole = prod(self.part) * self.part_columns * self.itemsize
-        return whole if self.knobs.swapped or self.geometry.is_beside else SCATTER_BYTES
+        is_whole = self.knobs.swapped or self.scatters_features
+        return whole if is_whole else SCATTER_BYTES
 
     def tensors(self, tail: tuple[Slot, ...]) -> tuple[Slot, ...]:
         """The kernel's tensors; `tail` are the epilogue's."""

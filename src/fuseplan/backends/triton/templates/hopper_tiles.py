@@ -8,6 +8,7 @@ from math import prod
 
 from fuseplan.backends.triton.index import ceil_div
 from fuseplan.backends.triton.templates.product_tiles import MAP_BYTES, SECTOR_BYTES, joint_of
+from fuseplan.kernels.centre import Summary
 from fuseplan.kernels.contraction import Contraction
 from fuseplan.kernels.emit import COUNTER_BYTES, TensorMap
 from fuseplan.kernels.kernel import Kernel
@@ -20,6 +21,8 @@ HALF = 2  # bytes of an f16 or bf16
 MOST_BOX = 256  # positions that a box spans along one axis
 MOST_STEP = 8  # positions from one element of a box to the next
 LONG = 512  # elements of a row: to fill its lines takes few more
+LINE = 64  # two-byte elements of a line of the L2
+READ_OFTEN = 16384  # features: with rows of whole lines, products and the copy took 0.92 to 0.96 of the time
 MOST_AXES = 5  # of a tensor that the copy engine reads
 ROW_BYTES = 128  # of a row of src in shared memory, at most
 SHORT = 4.0  # positions side by side that take as long to begin as to move, where src passes registers
@@ -81,10 +84,15 @@ class Geometry:
 
     @cached_property
     def is_padded(self) -> bool:
-        """Whether src is copied first, because the copy engine does not take its strides."""
-        src = self.kernel.src
+        """Whether src is copied first: the copy engine does not take its strides, or it is read often."""
+        src, unit = self.kernel.src, LINE if self._is_read_often else ALIGNED
         stepped = zip((src.batch, *src.spatial), _strides(src), strict=True)
-        return not self.gathers and any(extent > 1 and stride % ALIGNED for extent, stride in stepped)
+        return not self.gathers and any(extent > 1 and stride % unit for extent, stride in stepped)
+
+    @property
+    def _is_read_often(self) -> bool:
+        """Whether a copy of src in rows of whole lines takes little beside the products that read it."""
+        return self.is_summed and self.features >= READ_OFTEN and self.conv.channels >= LONG
 
     @cached_property
     def src(self) -> TensorSpec:
@@ -99,17 +107,23 @@ class Geometry:
     @property
     def pitch(self) -> int:
         """Elements from a row of src to the next, as boxes of it are read."""
-        return row_of(self.conv.channels)
+        return row_of(self.conv.channels, LINE if self._is_read_often else ALIGNED)
 
     @property
     def scatters(self) -> bool:
         """Whether dst is written from registers: its channels lie apart, or rows at no whole units."""
-        return not self.is_beside or self.features % self.aligned > 0
+        return self.is_summed or not self.is_beside or self.features % self.aligned > 0
+
+    @property
+    def is_summed(self) -> bool:
+        """Whether rows have statistics, which are written in the place of the products."""
+        return isinstance(self.kernel.centre, Summary)
 
     @property
     def is_beside(self) -> bool:
         """Whether the channels of a position of dst lie side by side."""
-        return self.kernel.dst.is_channels_last or self.kernel.dst.element_strides[1] == 1
+        dst = self.kernel.dst
+        return self.is_summed or dst.is_channels_last or dst.element_strides[1] == 1
 
     @cached_property
     def joint(self) -> Contraction | None:
@@ -193,7 +207,10 @@ class Geometry:
     @cached_property
     def functions(self) -> int:
         """Scalar functions that come after the sum, for each element."""
-        return sum(functions(stage.expression) for stage in self.kernel.epilogue)
+        formulas = [stage.expression for stage in self.kernel.epilogue]
+        if self.is_summed:
+            formulas = [part.term for part in self.kernel.reduction.parts]
+        return sum(map(functions, formulas))
 
     @property
     def channels(self) -> int:
@@ -357,8 +374,8 @@ def whole_units(count: int, aligned: int = ALIGNED) -> int:
     return ceil_div(count, aligned) * aligned
 
 
-def row_of(count: int) -> int:
+def row_of(count: int, unit: int = ALIGNED) -> int:
     """Two-byte elements of a row that has whole units; if it is padded and long, an odd number of lines."""
-    if count % ALIGNED == 0 or count < LONG:
+    if count % unit == 0 or count < LONG:
         return whole_units(count)
-    return (ceil_div(count * HALF, ROW_BYTES) | 1) * ROW_BYTES // HALF
+    return (ceil_div(count, LINE) | 1) * LINE

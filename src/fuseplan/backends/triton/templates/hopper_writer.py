@@ -23,6 +23,7 @@ from fuseplan.backends.triton.templates.hopper_schedule import (
     specialized,
 )
 from fuseplan.backends.triton.templates.hopper_spread import Spread
+from fuseplan.backends.triton.templates.hopper_summary import Summarizing
 from fuseplan.backends.triton.templates.hopper_tiles import even
 from fuseplan.kernels.emit import COUNTER_BYTES, Slot
 
@@ -39,7 +40,8 @@ class HopperWriter(Writer):
         self.grid, self.programs = schedule.grid(processors), schedule.programs(processors)
         self.spread = Spread(schedule, self.grid)
         self.workspace_bytes = self.spread.workspace_bytes
-        self.finishing = Finishing(self.text, schedule, self.spread)
+        finishes = Summarizing if self.geometry.is_summed else Finishing
+        self.finishing = finishes(self.text, schedule, self.spread)
         kind = Gathering if self.geometry.gathers else Copying
         self.copying = kind(self.text, schedule, self.grid, self.spread)
         self.element = named(self.kernel.src.dtype, "gl")
@@ -48,11 +50,12 @@ class HopperWriter(Writer):
         threads = 128 * (knobs.groups + 1) * knobs.programs
         limit = (("maxnreg", 65536 // threads // 8 * 8),) if knobs.programs > 1 else ()
         self.options = (("num_warps", 4), *limit)
-        self.padding = ["given", "workspace"] if self.geometry.is_padded else []
-        if self.padding:
+        self.padding = ["given"] if self.geometry.is_padded else []
+        if self.padding or self.geometry.is_summed:
             self.options += (("cooperative", 1),)
-            self.workspace_bytes_per_extent = schedule.padded_bytes // self.kernel.images * self.is_open
-            self.workspace_bytes = COUNTER_BYTES + schedule.padded_bytes * (not self.is_open)
+            room = schedule.padded_bytes + schedule.state_bytes
+            self.workspace_bytes_per_extent = room // self.kernel.images * self.is_open
+            self.workspace_bytes = COUNTER_BYTES + room * (not self.is_open)
 
     # ---- the groups that multiply
 
@@ -88,6 +91,7 @@ class HopperWriter(Writer):
                 self.finishing.prepare()
                 self._multiply()
                 self.finishing.finish()
+            self.finishing.end()
             if not self.geometry.scatters:
                 text.line("tma.store_wait(pendings=0)")
 
@@ -198,8 +202,7 @@ class HopperWriter(Writer):
     @property
     def arguments(self) -> list[str]:
         more = ["src_more"] if self.knobs.reaching and not self.geometry.gathers else []
-        given, room = self.padding[:1], self.padding[1:]
-        return ["src", *more, *given, argument(self._weight), *self._ends, *room, *self.schedule.given]
+        return ["src", *more, *self.padding, argument(self._weight), *self._ends, *self.schedule.given]
 
     @property
     def _tail(self) -> list[str]:

@@ -17,16 +17,16 @@ State = dict[str, str]  # names of tensors by the names of parts
 Functions = Mapping[str, Callable[..., str]]
 # How a tile's terms are joined; functions of two values are written where a kernel needs them.
 JOINED = {
-    "add": "tl.sum({term}, {axis})",
-    "mul": "tl.reduce({term}, {axis}, product)",
-    "maximum": "tl.reduce({term}, {axis}, larger)",
-    "minimum": "tl.reduce({term}, {axis}, smaller)",
+    "add": "{ns}.sum({term}, {axis})",
+    "mul": "{ns}.reduce({term}, {axis}, product)",
+    "maximum": "{ns}.reduce({term}, {axis}, larger)",
+    "minimum": "{ns}.reduce({term}, {axis}, smaller)",
 }
-_PICKED = "tl.{}(x, other, tl.PropagateNan.ALL)"
+_PICKED = "{}.{}(x, other, tl.PropagateNan.ALL)"
 PAIRED = {
     "mul": ("product", "x * other"),
-    "maximum": ("larger", _PICKED.format("maximum")),
-    "minimum": ("smaller", _PICKED.format("minimum")),
+    "maximum": ("larger", _PICKED.format("{ns}", "maximum")),
+    "minimum": ("smaller", _PICKED.format("{ns}", "minimum")),
 }
 
 
@@ -47,11 +47,11 @@ class ReductionKnobs(GpuTemplate):
         return self.ahead > 0 or self.elements * self.programs >= count
 
 
-def write_pairs(text: Text, parts: Iterable[Part]) -> None:
+def write_pairs(text: Text, parts: Iterable[Part], namespace: str = "tl") -> None:
     """Writes the functions of two values by which parts join theirs."""
     for name, joined in (PAIRED[join] for join in sorted({part.join for part in parts} & PAIRED.keys())):
         with text.function(f"{name}(x, other)"):
-            text.line(f"return {joined}")
+            text.line(f"return {joined.format(ns=namespace)}")
 
 
 class Leaves(dict[str, str]):

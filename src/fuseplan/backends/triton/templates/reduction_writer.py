@@ -264,7 +264,7 @@ class ReductionWriter(PlacedWriter):
         made: State = {}
         for part in self._parts(statistic):
             own = part.corrected(states, made, self.table)
-            joined = JOINED[part.join].format(term=own, axis=axis)
+            joined = JOINED[part.join].format(ns="tl", term=own, axis=axis)
             made[part.name] = self.text.let(name_of(part), f"{joined}{behind}")
         return made
 
@@ -304,7 +304,7 @@ class ReductionWriter(PlacedWriter):
         if exists:
             identity = self.table["const"](part.identity)
             term = self.text.let("term", f"tl.where({exists}, {term}, {identity})")
-        joined = JOINED[part.join].format(term=term, axis=len(self.tile))
+        joined = JOINED[part.join].format(ns="tl", term=term, axis=len(self.tile))
         return self.text.let(name_of(part), f"{joined}[{':, ' * len(self.tile)}None]")
 
     def _met(self, statistic: Statistic, state: State) -> State:

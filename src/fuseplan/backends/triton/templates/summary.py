@@ -11,7 +11,8 @@ from fuseplan.backends.triton import dialect, model
 from fuseplan.backends.triton.templates import product_cost
 from fuseplan.backends.triton.templates.product import Product, arithmetics, choices
 from fuseplan.backends.triton.templates.product_tiles import Knobs, Tiles
-from fuseplan.backends.triton.templates.summary_writer import STATES, SummaryWriter, state_bytes
+from fuseplan.backends.triton.templates.summary_rows import STATES
+from fuseplan.backends.triton.templates.summary_writer import SummaryWriter, states_of
 from fuseplan.kernels.emit import COUNTER_BYTES, Source
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.target import Target
@@ -51,7 +52,7 @@ class ProductSummary(Product):
             tiles <= COUNTERS, Reason.ROW_TILES, got=f"{rows} rows", want=f"at most {COUNTERS * ROWS}"
         )
         exact = arithmetics(kernel, target, "strict")[0]
-        yield accuracy_claim(_bound(kernel, exact), accuracy)
+        yield accuracy_claim(bound(kernel, exact), accuracy)
 
     @classmethod
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
@@ -61,16 +62,16 @@ class ProductSummary(Product):
             yield cls(**vars(knobs))
 
     def kept_bytes(self, kernel: Kernel, target: Target) -> int:
-        return state_bytes(kernel, self)
+        return states_of(kernel, self)
 
     def seconds(self, kernel: Kernel, target: Target) -> float:
         """The product's, and the way of the states through the second cache or memory."""
-        moved = 2 * state_bytes(kernel, self) / model.rates(target).memory
+        moved = 2 * states_of(kernel, self) / model.rates(target).memory
         return super().seconds(kernel, target) + moved
 
-    def error_bound(self, kernel: Kernel) -> float:
+    def errorbound(self, kernel: Kernel) -> float:
         """The product's bound, of which a maximum or a logarithm keeps once and a merge adds roundings."""
-        return _bound(kernel, self.arithmetic)
+        return bound(kernel, self.arithmetic)
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
         return SummaryWriter(self, kernel, self.text).source(target)
@@ -81,11 +82,11 @@ def _plain(knobs: Knobs) -> Knobs:
     return replace(knobs, split=1, parts=1)
 
 
-def _bound(kernel: Kernel, arithmetic: str) -> float:
+def bound(kernel: Kernel, arithmetic: str) -> float:
     """Errors of the products twice, in the elements and in their maximum, and of each join a rounding."""
     features = kernel.contraction.features
     added = ceil(log2(max(2, features))) + -(-features // (16 * STATES))
     formulas = [stage.expression for stage in (*kernel.between, *kernel.epilogue)]
-    formulas += [part.term for each in kernel.reduction.statistics for part in each.parts]
+    formulas += [part.term for part in kernel.reduction.parts]
     functions = dialect.relative_errors(formulas, kernel.dst.dtype)
     return 2 * product_cost.bound(kernel, arithmetic) + 2 * (added + 2) * unit_roundoff(kernel) + functions

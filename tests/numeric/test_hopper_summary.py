@@ -1,0 +1,107 @@
+"""Statistics of a product's rows on Hopper, run by the emulator: every form against float64."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import gluon_emulator
+from forced import refusal_of
+from fuseplan.backends.triton.templates import hopper_tiles
+from fuseplan.backends.triton.templates.hopper import Hopper
+from fuseplan.kernels.emit import COUNTER_BYTES
+from fuseplan.kernels.lower import lower
+from fuseplan.kernels.match import match
+from fuseplan.kernels.target import Target, parse_target
+from fuseplan.measure.data import evaluated, random_arrays
+from fuseplan.measure.spaces import exact
+from fuseplan.plans.plan import FusionPlan
+
+PLANS = (
+    "bf16[337x200] -> linear(1301) -> cross_entropy",
+    "bf16[600x1064] -> linear(520) -> cross_entropy(label_smoothing=0.1, z_loss=0.001)",
+    "f16[330x41] -> linear(665) -> bias -> cross_entropy(ignore_index=2)",
+    "f16[3x77x24, bsc] -> linear(267) -> cross_entropy",
+    "f16[270x32] -> matmul(513) -> logsumexp(axes=-1)",
+    "f16[133x16] -> linear(329) -> argmax(axes=-1)",
+    "f16[121x8] -> linear(233) -> bias -> var(axes=-1)",
+    "bf16[221x8] -> linear(133) -> amin(axes=-1) -> add",
+    "f16[2x16x6x5, nhwc] -> conv2d(99, kernel=1) -> bias -> amax(axes=1)",
+)
+FORM = ("box", "columns", "groups", "together", "resident", "programs", "band", "spread")
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    """A GPU of three processors: programs have several tiles, and not all as many."""
+    return replace(parse_target("triton:sm_90"), processors=3)
+
+
+def emulated(
+    plan: FusionPlan, choice: Hopper, target: Target, arrays: dict[str, NDArray[Any]]
+) -> dict[str, NDArray[Any]]:
+    """Results by key, that of the plan under `dst`; the counters are left zero."""
+    kernel = lower(match(plan))
+    source = choice.emit(kernel, target)
+    made: dict[str, NDArray[Any]] = {"dst": np.full(kernel.dst.span, np.nan, np.float32)}
+    made |= {each.key: np.full(each.shape, np.nan, np.float32).ravel() for each in kernel.outputs}
+    room = np.full(source.workspace_bytes // 2, np.nan, np.float32)  # elements of two bytes
+    room[: COUNTER_BYTES // 2] = 0
+    memories: list[Any] = []
+    for slot in source.slots:
+        key = slot.key or slot.kind
+        if slot.kind == "workspace":
+            memories.append(room)
+        elif key in made:
+            memories.append(made[key])
+        elif slot.kind == "parameter":
+            memories.append(next(each.value for each in plan.parameters if each.key == key))
+        else:
+            dtype = kernel.src.dtype if key == "src" else kernel.operand(key).dtype
+            array = exact(arrays[key], dtype)
+            array = np.moveaxis(array, 1, -1) if array.ndim == 4 and key == "src" else array
+            if slot.kind == "operand" and kernel.operand(key).packed:
+                array = choice.packing(kernel, target, kernel.operand(key)).of(array)
+            memories.append(np.ravel(array).astype(np.float32))
+    gluon_emulator.run(source, memories)
+    assert not room[: COUNTER_BYTES // 4].any(), "counters are left zero"
+    return made
+
+
+@pytest.mark.parametrize("features", [1, 16384])
+def test_src_is_copied_to_whole_lines_where_many_features_read_it(
+    features: int, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hopper_tiles, "READ_OFTEN", features)
+    text = "bf16[300x1064] -> linear(520) -> cross_entropy"
+    geometry = hopper_tiles.Geometry(lower(match(FusionPlan.parse(text))))
+    assert (geometry.is_padded, geometry.pitch) == ((True, 17 * 64) if features == 1 else (False, 1064))
+    assert_computed(text, target)
+
+
+@pytest.mark.parametrize("text", PLANS)
+def test_every_form_computes_the_statistics(text: str, target: Target) -> None:
+    assert_computed(text, target)
+
+
+def assert_computed(text: str, target: Target) -> None:
+    """Every form gives the plan's results."""
+    plan = FusionPlan.parse(text)
+    assert refusal_of(plan, Hopper, target) is None
+    arrays = random_arrays(plan, 3)
+    out, results = evaluated(plan, arrays)
+    forms: dict[tuple[object, ...], Hopper] = {}
+    for choice in Hopper.candidates(lower(match(plan)), target, "default"):
+        assert isinstance(choice, Hopper)
+        forms.setdefault(tuple(choice.knobs[name] for name in FORM), choice)
+    kinds = {tuple(form[2:]): choice for form, choice in forms.items()}
+    wide = {form[:2] + form[-1:]: choice for form, choice in forms.items()}
+    for choice in {*kinds.values(), *wide.values()}:
+        made = emulated(plan, choice, target, arrays)
+        for key, want in {"dst": out, **results}.items():
+            got = made[key].reshape(want.shape)
+            np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3, err_msg=f"{choice.text} {key}")
