@@ -13,6 +13,7 @@ import gluon_emulator
 from forced import refusal_of
 from fuseplan.backends.triton.templates import hopper_tiles
 from fuseplan.backends.triton.templates.hopper import Hopper
+from fuseplan.backends.triton.templates.summary import ProductSummary, bound
 from fuseplan.kernels.emit import COUNTER_BYTES
 from fuseplan.kernels.lower import lower
 from fuseplan.kernels.match import match
@@ -70,6 +71,15 @@ def emulated(
     gluon_emulator.run(source, memories)
     assert not room[: COUNTER_BYTES // 4].any(), "counters are left zero"
     return made
+
+
+def test_the_bound_is_that_of_the_statistics(target: Target) -> None:
+    kernel = lower(match(FusionPlan.parse("bf16[300x1064] -> linear(520) -> cross_entropy")))
+    first = [next(iter(kind.candidates(kernel, target, "default"))) for kind in (Hopper, ProductSummary)]
+    assert [each.error_bound(kernel) for each in first] == [bound(kernel, "native", n) for n in (16, 1)]
+    for choice in Hopper.candidates(kernel, target, "default"):
+        assert isinstance(choice, Hopper)
+        assert len(choice.schedule(kernel).parts) <= 16
 
 
 @pytest.mark.parametrize("features", [1, 16384])

@@ -185,8 +185,9 @@ class Hopper(Knobs, GpuTemplate):
     def bound(kernel: Kernel) -> float:
         """Two units a product, in any order: tensor cores add with 23 fraction bits and cut what is below."""
         arithmetic = "native" if kernel.src.dtype != "f32" else "tf32"
-        made = summary.bound if isinstance(kernel.centre, Summary) else product_cost.bound
-        return made(kernel, arithmetic)
+        if isinstance(kernel.centre, Summary):
+            return summary.bound(kernel, arithmetic, MOST_PIECES)
+        return product_cost.bound(kernel, arithmetic)
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
         return HopperWriter(self.schedule(kernel), target.processors, self.text).source(target)
@@ -207,6 +208,7 @@ def _copy_claims(kernel: Kernel) -> Iterator[Claim]:
 SHARED_BYTES = 227 * 1024  # what one program may have; two on one processor have half each
 RESERVED_BYTES = 1024  # of a program's shared memory, for the system
 FEWEST_STAGES, MOST_STAGES = 2, 8
+MOST_PIECES = 16  # of a tile of features with statistics
 BOXES = 2  # that are tried of a size: those that cover dst best
 BANDS = (1, 4, 8)
 

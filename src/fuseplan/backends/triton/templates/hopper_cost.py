@@ -25,7 +25,7 @@ SHARED_READS = 34.2  # of 64 x 64 products: those of 128 columns are as fast as 
 LOADED_LAST, LOADED_FIRST = 0.9e-6, 1.6e-6
 SCATTERED = 20  # instructions for an element that registers store along features
 COPIED = 3.2  # for each byte of the copy of src: as long as so many take through memory
-PADDED = 3.0e-6  # programs wait for each other, behind their copies of src
+PADDED = 3.0e-6  # programs wait for each other, behind their copies of src or before they merge states
 BROKEN = 1.68  # copies of rows that begin inside of sectors, over copies of whole sectors
 HIDDEN = 0.337  # of the shorter of arithmetic and memory shows beside the longer
 MEETING = 4.32e-6  # of spread tiles: waits for the sums of other programs
@@ -45,7 +45,7 @@ def seconds(schedule: Schedule, target: Target, inside: float = 0.0) -> float:
     inside = inside or inside_of(schedule, target)
     memory = _moved(schedule, target) / model.rates(target).memory
     padding = COPIED * schedule.padded_bytes / model.rates(target).memory
-    padding += PADDED * schedule.geometry.is_padded
+    padding += PADDED * (schedule.geometry.is_padded + schedule.geometry.is_summed)
     return max(inside, memory) + HIDDEN * min(inside, memory) + padding + START + model.LAUNCH_SECONDS
 
 

@@ -69,7 +69,7 @@ class ProductSummary(Product):
         moved = 2 * states_of(kernel, self) / model.rates(target).memory
         return super().seconds(kernel, target) + moved
 
-    def errorbound(self, kernel: Kernel) -> float:
+    def error_bound(self, kernel: Kernel) -> float:
         """The product's bound, of which a maximum or a logarithm keeps once and a merge adds roundings."""
         return bound(kernel, self.arithmetic)
 
@@ -82,10 +82,13 @@ def _plain(knobs: Knobs) -> Knobs:
     return replace(knobs, split=1, parts=1)
 
 
-def bound(kernel: Kernel, arithmetic: str) -> float:
-    """Errors of the products twice, in the elements and in their maximum, and of each join a rounding."""
+def bound(kernel: Kernel, arithmetic: str, pieces: int = 1) -> float:
+    """Errors of the products twice, in the elements and in their maximum, and of each join a rounding.
+
+    The features of a tile are joined in so many `pieces` one after the other, and each in pairs.
+    """
     features = kernel.contraction.features
-    added = ceil(log2(max(2, features))) + -(-features // (16 * STATES))
+    added = ceil(log2(max(2, features))) + -(-features // (16 * STATES)) + pieces - 1
     formulas = [stage.expression for stage in (*kernel.between, *kernel.epilogue)]
     formulas += [part.term for part in kernel.reduction.parts]
     functions = dialect.relative_errors(formulas, kernel.dst.dtype)

@@ -205,11 +205,8 @@ class RowStatistics(ABC):
         if stage is not None:
             self.text.line(f"# {stage.op_text}")
         value = fold(dialect.simplified(formula), leaves, self.table)
-        return (
-            value
-            if value.isidentifier()
-            else self.text.let("made", f"{self.namespace}.zeros_like({like}) + {value}")
-        )
+        spread = f"{self.namespace}.zeros_like({like}) + {value}"
+        return value if value.isidentifier() else self.text.let("made", spread)
 
     def _store_rows(self, pointer: str, dtype: str, x: str, shape: Extents, strides: Extents) -> None:
         where, mask = self._at_rows(shape, strides)
