@@ -180,3 +180,14 @@ def test_more_tensor_memory_than_there_is(monkeypatch: pytest.MonkeyPatch) -> No
     source = template.emit(kernel, target)
     with pytest.raises(BuildError, match=r"128 columns of tensor memory; triton:sm_100 has 32"):
         compiler.compile_source(source, types_of(source, kernel, template, target), target)
+
+
+@pytest.mark.parametrize("prologue", ["", "-> relu "])
+def test_rows_and_channels_that_fill_no_tile_are_loaded_ahead(prologue: str) -> None:
+    """The masks of the first tile and of those in the loop have other shapes."""
+    target = parse_target("triton:sm_80")
+    kernel = lower(match(FusionPlan.parse(f"bf16[75x105] {prologue}-> linear(40)")))
+    made = Product.candidates(kernel, target, "default")
+    template = next(each for each in made if isinstance(each, Product) and each.ahead)
+    source = template.emit(kernel, target)
+    assert compiler.compile_source(source, types_of(source, kernel, template, target), target)

@@ -339,7 +339,8 @@ class BlockedSum(Sum):
         ends = self._ends(channel).at(self.src_depth)
         mask = exists & ends
         if self.joined == 1:
-            mask = self.text.mask("mask", mask)
+            # before a loop and inside, masks of a tile that is loaded ahead have other shapes: other names
+            mask = self.text.mask(self.text.name("mask") if self.knobs.ahead else "mask", mask)
         return Step(begin, tile, channel + self.depth, mask, mask if inside else ends)
 
     def _goes_on(self, channel: Index) -> Mask:
