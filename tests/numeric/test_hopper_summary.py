@@ -20,6 +20,7 @@ from fuseplan.kernels.match import match
 from fuseplan.kernels.target import Target, parse_target
 from fuseplan.measure.data import evaluated, random_arrays
 from fuseplan.measure.spaces import exact
+from fuseplan.messages.reasons import Reason
 from fuseplan.plans.plan import FusionPlan
 
 PLANS = (
@@ -28,6 +29,7 @@ PLANS = (
     "f16[330x41] -> linear(665) -> bias -> cross_entropy(ignore_index=2)",
     "f16[3x77x24, bsc] -> linear(267) -> cross_entropy",
     "f16[270x32] -> matmul(513) -> logsumexp(axes=-1)",
+    "bf16[300x64] -> matmul(520) -> scale -> batch_norm -> cross_entropy(index_dtype=i64) -> mul",
     "f16[133x16] -> linear(329) -> argmax(axes=-1)",
     "f16[121x8] -> linear(233) -> bias -> var(axes=-1)",
     "bf16[221x8] -> linear(133) -> amin(axes=-1) -> add",
@@ -71,6 +73,19 @@ def emulated(
     gluon_emulator.run(source, memories)
     assert not room[: COUNTER_BYTES // 4].any(), "counters are left zero"
     return made
+
+
+@pytest.mark.parametrize(
+    ("plan", "reason"),
+    [
+        ("bf16[*x1064] -> linear(520) -> cross_entropy", Reason.KNOWN_EXTENTS),
+        ("f32[300x64] -> linear(520, precision=tf32) -> logsumexp(-1)", Reason.NOT_HALF),
+    ],
+)
+def test_open_rows_and_rounded_factors_are_refused(plan: str, reason: Reason, target: Target) -> None:
+    refusal = refusal_of(plan, Hopper, target)
+    assert refusal is not None
+    assert refusal.reason is reason
 
 
 def test_the_bound_is_that_of_the_statistics(target: Target) -> None:

@@ -94,6 +94,8 @@ class Hopper(Knobs, GpuTemplate):
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
         is_summed = isinstance(kernel.centre, Summary)
         yield from summary_claims(kernel) if is_summed else contraction_claims(kernel, transposes=True)
+        # each tile of rows has states in the workspace
+        yield claim(not is_summed or kernel.open_axis is None, Reason.KNOWN_EXTENTS)
         joint = not kernel.contraction.is_transposed or Geometry(kernel).joint is not None
         got = None if joint else kernel.contraction.text
         yield claim(joint, Reason.TRANSPOSED, got=got, operator=kernel.centre_step)
@@ -101,7 +103,7 @@ class Hopper(Knobs, GpuTemplate):
         step, contraction = kernel.centre_step, kernel.contraction
         stored = () if is_summed else (kernel.dst.dtype,)
         dtypes = dict.fromkeys((kernel.src.dtype, kernel.weight.dtype, *stored))
-        is_rounded = dtypes.keys() == {"f32"} and contraction.precision == "tf32"
+        is_rounded = dtypes.keys() == {"f32"} and contraction.precision == "tf32" and not is_summed
         is_half = len(dtypes) == 1 and kernel.src.dtype in ("f16", "bf16")
         is_half = is_half and (not is_summed or kernel.compute_dtype == "f32")
         yield claim(is_half or is_rounded, Reason.NOT_HALF, got=" to ".join(dtypes), operator=step)
