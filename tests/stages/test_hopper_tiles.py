@@ -151,3 +151,19 @@ def test_tiles_are_spread_where_programs_would_be_idle() -> None:
     assert not any(
         knobs.spread for knobs, _ in choices(kernel, TARGET) if (knobs.box, knobs.columns) == ((128,), 256)
     )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "bf16[2470x9256] -> linear(8192) -> bias -> gelu",
+        "bf16[791x4099] -> linear(1304) -> glu(silu, gate=first)",
+        "f16[32x64x56x56, nhwc] -> conv2d(64, kernel=3, padding=1) -> bias -> relu",
+        "bf16[2131x2904] -> linear(32000) -> cross_entropy",
+    ],
+)
+def test_a_varied_schedule_is_estimated_as_one_that_is_made_anew(text: str) -> None:
+    kernel = lowered(text)
+    found = list(Hopper.estimated(kernel, TARGET, "default"))
+    assert len({each.text for _, each in found}) == len(found)
+    assert [estimate for estimate, _ in found] == [each.seconds(kernel, TARGET) for _, each in found]

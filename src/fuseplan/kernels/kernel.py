@@ -312,7 +312,7 @@ class Kernel(Opened):
         """The plan's index of the centre's operator, for refusals; None in a pointwise kernel."""
         return len(self.prologue) if self.centre else None
 
-    @property
+    @cached_property
     def minimum_bytes(self) -> int:
         """What has to move: src and every operand read once, dst and every result written once."""
         read = self.src.nbytes + sum(operand.nbytes for operand in self.operands)

@@ -313,14 +313,15 @@ def _deepest(
     schedule: Schedule, target: Target, bands: Sequence[int] = (1,), **more: bool
 ) -> Iterator[tuple[Knobs, float]]:
     """The choice in bands, with as many stages as fit; none where fewer than two do."""
-    schedule = schedule.varied(**more)
+    schedule = schedule.varied(**more) if any(more.values()) else schedule
     knobs = schedule.knobs
     if schedule.geometry.gathers and prod(knobs.box) * knobs.depth > 128 * schedule.held_loads:
         return  # ptxas gives up where a box does not fit into registers
     most = (SHARED_BYTES + RESERVED_BYTES) // knobs.programs - RESERVED_BYTES
     stages = min(MOST_STAGES, knobs.stages + (most - schedule.shared_bytes) // schedule.stage_bytes)
     if stages >= FEWEST_STAGES:
-        inside = inside_of(schedule.varied(stages=stages), target)
+        deepest = schedule.varied(stages=stages)
+        inside = inside_of(deepest, target)
         for band in bands:
-            found = schedule.varied(stages=stages, band=band)
+            found = deepest.varied(band=band) if band > 1 else deepest
             yield found.knobs, seconds(found, target, inside)

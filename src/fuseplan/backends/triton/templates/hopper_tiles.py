@@ -109,7 +109,7 @@ class Geometry:
         """Elements from a row of src to the next, as boxes of it are read."""
         return row_of(self.conv.channels, LINE if self._is_read_often else ALIGNED)
 
-    @property
+    @cached_property
     def scatters(self) -> bool:
         """Whether dst is written from registers: its channels lie apart, or rows at no whole units."""
         return self.is_summed or not self.is_beside or self.features % self.aligned > 0
