@@ -64,6 +64,7 @@ PLANS = (
     "f64[2x4x5x8, bhsd] -> attention -> tanh",
     "f64[2x4x5x8, bshd of bhsd] -> attention(keys=7, key_heads=2, features=3, scale=0.5)",
     "f64[2x4x5x8, bshd of bhsd] -> relu -> attention(is_causal=True, window=3, softcap=1.5) -> bias",
+    "f64[2x4x5x8, bhsd] -> attention(score='x * tanh(x + index(h) - index(t))')",
     "f64[3x9] -> bias -> cumsum -> gelu -> scale",
     "f64[2x5x3x4, nhwc] -> mul -> cumsum(2, exclusive=True, reverse=True) -> save(y) -> tanh -> mul(other=y)",
     "f64[2x5x3x4, nhwc] -> batch_norm_training -> relu",

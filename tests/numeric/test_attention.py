@@ -36,6 +36,8 @@ PLANS = (
     "f32[1x2x20x40, bhsd] -> attention(is_causal=True, offset=-7, return_lse=True)",
     "f32[2x6x5x33, bhsd] -> attention(key_heads=2, keys=70, bias_axes=ht, mask_axes=hst, softcap=2.0)",
     "f32[1x2x33x32, bhsd] -> attention(scale=-0.3, bias_axes=bhst)",
+    "f32[2x6x5x33, bhsd] -> attention(key_heads=2, keys=70, score='x - index(h) * (index(t) - index(s))')",
+    "f16[1x2x130x16, bhsd] -> attention(softcap=2.0, score='where(index(t) > 50, -inf, x * index(b))')",
     "f32[2x4x33x32, strides=8448:32:256:1 of bhsd]"
     " -> attention(key_heads=2, value_strides=(8448, 32, 256, 1))",
     "bf16[2x4x33x32, bshd of bhsd] -> attention(key_heads=2, key_strides=(2112, 1056, 32, 1))",
@@ -54,6 +56,8 @@ GRADIENTS = (
     "f16[1x2x130x40, bhsd] -> attention_gradient(window=40, features=17) -> bias",
     "f32[2x4x9x33, bhsd] -> attention_gradient(keys=50, key_heads=2, bias_axes=ht, mask_axes=hst, softcap=2)",
     "f32[2x4x9x8, bhsd] -> attention_gradient(is_padded=True, bias_axes=ht, mask_axes=bt, softcap=2, by=key)",
+    "f32[2x4x9x8, bhsd] -> attention_gradient(key_heads=2, score='x * tanh(x + index(h))', by=key)",
+    "f32[1x2x9x33, bhsd] -> attention_gradient(keys=50, score='where(index(t) > 9, -inf, x * index(s))')",
 )
 
 

@@ -292,7 +292,7 @@ class Reason(Catalogue):
         "`attention` has tiles of 16 queries; or leave out the queries that see no key",
     )
     CAPPED_SLOPES = (
-        "sums of keys and of values of more than 64 elements leave no registers for the slopes of a soft cap",
+        "sums of keys and of values of more than 64 elements leave no registers for a formula of scores",
         "`attention_gradient` has smaller tiles",
     )
     DRAWN = ("random numbers leave no registers for 128 sums a thread", "`product` draws them")

@@ -117,6 +117,7 @@ class AttentionTiles:
         """A thread's own memory: parts by their names, and elements in all."""
         knobs, per_element = self.knobs, 8 // itemsize(self.kernel)
         sizes = {**self.parts(), "rows": self.lanes * self.padded, "place": self.block}
+        sizes |= {"head": self.block} if "h" in self.made.places else {}
         sizes |= {
             f"{role}_rows": self.block * per_element for role in ("bias", "mask") if role in self.beside
         }
@@ -179,7 +180,7 @@ class AttentionTiles:
         """The queries of all tiles, turned and scaled; where their rows begin in other tensors."""
         b, made = self.b, self.made
         with b.loop(0, self.block, self.lanes, name="group") as group:
-            self.turn(task, group, {"query": 1.0 if made.softcap else made.scale})
+            self.turn(task, group, {"query": made.scale if made.is_scaled else 1.0})
             for name, value in (("top", -inf), ("total", 0.0)):
                 b.store(b.number(value), self.room(name, group))
         self.clear("results")
@@ -221,10 +222,11 @@ class AttentionTiles:
         return task.head + row // self.made.queries, row % self.made.queries
 
     def _note(self, task: Task, row: Value, head: Index, query: Index) -> None:
-        """Keeps a row's place among the keys, and where it begins in bias and mask."""
+        """Keeps a row's place among the keys, its head, and where it begins in bias and mask."""
         b, made = self.b, self.made
-        place = b.const(query + self.heads.offset, I64)
-        b.store(b.op(b.element, f"sitofp i64 {place.name} to {b.element}"), self.room("place", row))
+        b.store(self.real(query + self.heads.offset), self.room("place", row))
+        if "head" in self.rooms:
+            b.store(self.real(head), self.room("head", row))
         at = {"b": task.batch, "h": head, "s": query, "t": 0}
         if self.by == "key":
             at |= {"h": 0, "s": 0, "t": query}
@@ -235,6 +237,11 @@ class AttentionTiles:
                 for axis, step in steps:
                     where = where + at[axis] * step
                 b.store(b.const(where, I64), b.at(self.rooms[f"{role}_rows"], row, I64))
+
+    def real(self, number: Index) -> Value:
+        """A whole number as an element."""
+        b = self.b
+        return b.op(b.element, f"sitofp i64 {b.const(number, I64).name} to {b.element}")
 
     def rows(self, role: str, task: Task, head: Index, first: Value, count: Index) -> tuple[Value, int, bool]:
         """The rows of a block: where they begin, elements from one to the next, and if more may be read."""

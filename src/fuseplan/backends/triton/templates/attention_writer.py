@@ -114,7 +114,7 @@ class AttentionWriter(Rows):
             text.line(f"k = tl.load({self.pointer('key')} + {where}{mask.guard()})")
             self.split("k")
             self.dot("scores", query, "k", "scores" if place else "")
-        self.scale()
+        self.scale(self.known(self.head, key))
         self.load_beside(self.head, key, self.has_row, has_key)
         self.add_beside()
         self.hide(key, has_key, begin, end)
