@@ -311,6 +311,7 @@ def test_gradients_that_are_not_wanted_are_not_computed() -> None:
         ("f32[8x16] -> bias -> cast(i8)", 1),
         ("f32[2x4x5x8, bhsd] -> relu -> attention(bias_axes=ht)", 1),
         ("f32[2x4x5x8, bhsd] -> attention(is_causal=True, nan_unseen=True)", 0),
+        ("f32[2x4x5x8, bhsd] -> attention(rotary=8)", 0),
         ('f32[8x16] -> bias -> elementwise("round(x)")', 1),
     ],
 )

@@ -161,6 +161,7 @@ def test_programs_share_the_halves_of_pairs() -> None:
     [
         ("f16[1x2x64x64, bhsd] -> attention -> add", "beside-keys"),
         ("f16[1x2x64x64, bhsd] -> attention -> save(a) -> gelu", "saved"),
+        ("f16[1x2x64x64, bhsd] -> attention(rotary=64)", "turned-copies"),
         ("f16[1x2x64x60, bhsd] -> attention", "copy-alignment"),
         ("f16[1x2x64x64, bhds of bhsd] -> attention", "copy-alignment"),
         ("f32[1x2x64x64, bhsd] -> attention", "not-half"),

@@ -73,6 +73,24 @@ def test_scores_are_capped_before_the_bias() -> None:
     torch.testing.assert_close(torch.from_numpy(got), scores.softmax(-1) @ values)
 
 
+@pytest.mark.parametrize(
+    ("fields", "turning"), [("rotary=8", ""), ("rotary=6, interleaved=True", "dims=6, interleaved=True")]
+)
+def test_rotary_turns_queries_and_keys_as_the_operator_does(fields: str, turning: str) -> None:
+    plan, arrays = drawn(f"f64[2x4x5x8, bhsd] -> attention(keys=9, offset=4, {fields})")
+    got = plan.reference(arrays["src"], {key: array for key, array in arrays.items() if key != "src"})
+
+    def turned(name: str, begin: int) -> Any:
+        rows = arrays[name]
+        count = rows.shape[2]
+        rotary = FusionPlan.parse(f"f64[2x4x{count}x8, bhsd] -> rotary({turning})")
+        return rotary.reference(rows, {key: arrays[key][begin : begin + count] for key in ("cos", "sin")})
+
+    plain = FusionPlan.parse("f64[2x4x5x8, bhsd] -> attention(keys=9)")
+    want = plain.reference(turned("src", 4), {"key": turned("key", 0), "value": arrays["value"]})
+    np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-12)
+
+
 ALIBI = "x - 2 ** -(2 * (index(h) + 1)) * (index(s) - index(t))"
 
 
@@ -163,6 +181,10 @@ def test_packed_projections_are_read_with_the_strides_of_src() -> None:
         ("f32[2x3x4x8] -> attention_gradient(by=value)", "query or key"),
         ("f32[2x3x4x8] -> attention(score='x + index(d)')", "other places than"),
         ("f32[2x3x4x8] -> attention(score='x + random(1, 2)')", "other places than"),
+        ("f32[2x3x4x8] -> attention(rotary=3)", "even number"),
+        ("f32[2x3x4x8] -> attention(rotary=10)", "more than a row"),
+        ("f32[2x3x4x8] -> attention(rotary=8, offset=-1)", "in front of the first key"),
+        ("f32[2x3x4x8] -> attention_gradient(rotary=8)", "no field"),
         ("f32[2x3x4x8] -> attention(score='index(t)')", "does not use all its names"),
         ("f32[2x3x4x8] -> attention(score='x > 1')", "a comparison"),
         ("f32[2x3x4x8] -> attention(score='x + y')", "there is no"),

@@ -42,6 +42,8 @@ class Attend:
             true where a query sees a key; "" for none.
         is_padded: each image has a length, and no query sees the keys from there on.
         nan_unseen: the result of a query that sees no key is NaN, as its softmax is, not 0.
+        rotary: elements of a row of src and of key that are turned by its place, in front; 0 for none.
+        interleaved: the elements of a pair are neighbours, not half of `rotary` apart.
         formula: of a score `x` and its places `index(b)`, `index(h)`, `index(s)` and `index(t)`; "" for none.
     """
 
@@ -61,6 +63,8 @@ class Attend:
     mask_axes: str
     is_padded: bool
     nan_unseen: bool = False
+    rotary: int = 0
+    interleaved: bool = False
     formula: str = ""
 
     @property
@@ -80,6 +84,8 @@ class Attend:
             (f"mask={self.mask_axes}", self.mask_axes),
             ("lengths", self.is_padded),
             ("nan_unseen", self.nan_unseen),
+            (f"rotary={self.rotary}", self.rotary),
+            ("interleaved", self.interleaved),
             (f"score={self.formula!r}", self.formula),
         )
         return " ".join([line, *(words for words, applies in unusual if applies)])
@@ -116,6 +122,16 @@ class Attend:
     def slope(self) -> Scalar:
         """The derivative of a score along the sum of products `x`."""
         return slopes.derivative(self.score)
+
+    @property
+    def angles(self) -> tuple[int, int]:
+        """The extents of the cosines and sines: a place among the keys, and a pair."""
+        return max(self.keys, self.queries + self.offset), self.rotary // 2
+
+    @property
+    def pair_steps(self) -> tuple[int, int]:
+        """Elements from one pair to the next, and from the first of a pair to the second."""
+        return (2, 1) if self.interleaved else (1, self.rotary // 2)
 
     @property
     def is_banded(self) -> bool:
@@ -190,12 +206,14 @@ class Attend:
         self, given: Mapping[str, Any], by: Arithmetic
     ) -> Iterator[tuple[int, int, slice, slice, Mapping[str, Any], Any]]:
         """Image, head, some queries and the keys of the image; what their scores are made of, and these."""
-        where = by.table["where"]
+        where, query, keys_of = by.table["where"], given["query"], given["key"]
+        if self.rotary:
+            query, keys_of = self._turned(query, self.offset, given, by), self._turned(keys_of, 0, given, by)
         for batch, head, rows in self._blocks():
             at = {"b": batch, "h": head, "s": rows, "t": slice(None)}
             keys = slice(max(0, int(given["lengths"][batch])) if self.is_padded else None)
-            key = given["key"][batch, head // self.group][keys]
-            products = given["query"][batch, head, rows] @ key.swapaxes(0, 1)
+            key = keys_of[batch, head // self.group][keys]
+            products = query[batch, head, rows] @ key.swapaxes(0, 1)
             places: dict[str, Any] = {"b": batch, "h": head}
             places["s"] = np.arange(rows.start, rows.stop)[:, None]
             places["t"] = np.arange(self.keys)[None, keys]
@@ -210,6 +228,17 @@ class Attend:
             if self.is_banded:
                 scores = where(by.table["const"](self._hidden(rows))[..., keys] > 0, -inf, scores)
             yield batch, head, rows, keys, known, scores
+
+    def _turned(self, rows: Any, first: int, given: Mapping[str, Any], by: Arithmetic) -> Any:
+        """Rows whose pairs are turned by the angles of their places, from `first` on."""
+        cos, sin = (given[name][first : first + rows.shape[2]] for name in ("cos", "sin"))
+        (step, apart), count = self.pair_steps, self.rotary // 2
+        one, other = (slice(begin, begin + step * (count - 1) + 1, step) for begin in (0, apart))
+        made = by.empty(tuple(rows.shape))
+        made[...] = rows
+        made[..., one] = rows[..., one] * cos - rows[..., other] * sin
+        made[..., other] = rows[..., other] * cos + rows[..., one] * sin
+        return made
 
     def _blocks(self) -> Iterator[tuple[int, int, slice]]:
         """Some queries of one head at a time."""

@@ -104,8 +104,7 @@ class Attending(Op):
         made = Attend(
             batch, heads, queries, size, key_heads, self.keys or queries, self.features or size,
             self.scale or 1 / sqrt(size), self.softcap, self.is_causal, self.window, self.offset,
-            self.bias_axes, self.mask_axes, self.is_padded, getattr(self, "nan_unseen", False),
-            str(self.score),
+            self.bias_axes, self.mask_axes, self.is_padded, formula=str(self.score),
         )  # fmt: skip
         most = max((made.extents[axis] for axis in made.places), default=0)
         if most > EXACT_IN_F32 and src.compute_dtype == "f32":
@@ -144,6 +143,10 @@ class Attending(Op):
         return src if shape == src.shape and src.layout else _like(src, shape, is_dense=True)
 
 
+def _angles(op: Attention, src: TensorSpec) -> Beside:
+    return Beside(Dense(op.centre(src).angles, src.dtype))
+
+
 @operator
 class Attention(Attending):
     """sum over t of softmax(score)[t] * value[b, g, t]; score = scale * src . key[b, g, t]
@@ -172,17 +175,38 @@ class Attention(Attending):
     where a query sees a key. With `return_lse` the plan gives `lse` (b, h, s): the logarithm of each sum of
     exponentials, in the compute dtype; minus infinity where no key is seen. With `nan_unseen` the result of
     a query that sees no key is NaN, as a softmax of nothing but minus infinity.
+
+    With `rotary`, so many elements of the rows of src and key are turned as they are read, as the operator
+    `rotary` turns them: those of a key t by the angles of t, those of a query s by the angles of its place
+    s + offset. cos and sin are (places, rotary / 2), for all keys and queries; of a pair's elements, which
+    are rotary / 2 apart, or neighbours with `interleaved`.
     """
 
     torch = "scaled_dot_product_attention"
     onnx = "Attention"
 
+    cos = operand(_angles, when="rotary")
+    sin = operand(_angles, when="rotary")
     lse = result("row", when="return_lse")
     return_lse: bool = False
     nan_unseen: bool = False
+    rotary: int = 0
+    interleaved: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not is_integer(self.rotary) or self.rotary < 0 or self.rotary % 2:
+            raise refused(self.name, "rotary", "must be an even number of elements", got=shown(self.rotary))
+        if self.rotary and self.offset < 0:
+            raise refused(self.name, "offset", "has no angles in front of the first key", got=self.offset)
 
     def centre(self, src: TensorSpec) -> Attend:
-        return self.attend(src)
+        made = super().attend(src)
+        if self.rotary > made.size:
+            raise refused(
+                self.name, "rotary", "turns more than a row", got=self.rotary, want=f"at most {made.size}"
+            )
+        return replace(made, nan_unseen=self.nan_unseen, rotary=self.rotary, interleaved=self.interleaved)
 
     def output(self, src: TensorSpec) -> TensorSpec:
         """(b, h, s, features) in the order of src, without gaps; a PlanError as `attend`."""
@@ -202,6 +226,8 @@ class Attention(Attending):
         yield "f32[2x2x3x16, bhsd]", cls(keys=9, score="where(index(t) > index(s), -inf, x - index(h))")
         yield "f32[3x2x1x8, bhsd]", cls(keys=40, key_heads=1, is_padded=True, scale=0.5)
         yield "f32[2x3x5x8, bhsd]", cls(keys=4, mask_axes="bt", nan_unseen=True)
+        yield "f32[2x4x5x8, bhsd]", cls(keys=9, offset=6, key_heads=2, rotary=8)
+        yield "f32[1x2x7x8, bshd of bhsd]", cls(is_causal=True, rotary=6, interleaved=True)
         yield "f32[2x4x5x8, bshd of bhsd]", cls(key_heads=2, value_strides=(320, 8, 64, 1))
 
 
