@@ -106,14 +106,14 @@ class AttentionWriter(Rows):
             names.append(text.let(name, f"tl.load({side.pointer} + {where}{mask.guard()})"))
         if factor.pair is not None:
             at = side.place * self.made.angles[1] + factor.pair.at(across)
-            for angle in ("cos", "sin"):
-                text.line(f"{angle} = tl.load({self.pointer(angle)} + {at}{mask.guard()}).to(tl.float32)")
-            one, other = (f"{each}.to(tl.float32)" for each in names)
-            turned, dtype = (
-                (f"{one} * cos - {other} * sin", f"{other} * cos + {one} * sin"),
-                self.kernel.src.dtype,
+            guard = f"{at}{mask.guard()}"
+            cos, sin = (
+                text.let(each, f"tl.load({self.pointer(each)} + {guard}).to(tl.float32)")
+                for each in ("cos", "sin")
             )
-            names = [text.let(name, f"({each}).to({named(dtype)})") for each in turned]
+            one, other = (f"{each}.to(tl.float32)" for each in names)
+            turned = (f"{one} * {cos} - {other} * {sin}", f"{other} * {cos} + {one} * {sin}")
+            names = [text.let(name, f"({each}).to({named(self.kernel.src.dtype)})") for each in turned]
         self.split(*names)
         return tuple(names)
 
