@@ -97,15 +97,15 @@ def _quiet() -> Any:
 
 
 READ_AS = {  # what the plan has
-    "attention(key_heads=2, scale=0.35355339059327373)": (None, None),
-    '(key_heads=2, scale=0.35355339059327373, score="x - 2 ** ((index(h) + 1) *': (alibi, None),
+    "attention(key_heads=2)": (None, None),
+    'attention(key_heads=2, score="x - 2 ** ((index(h) + 1) *': (alibi, None),
     "where(index(s) >= index(t), where(index(t) >= index(s)": (same, None),
-    "is_causal=True, key_heads=2, scale=0.35355339059327373, score": (capped, blocks(causal)),
-    "is_causal=True, key_heads=2, scale=0.35355339059327373, window=20)": (None, blocks(sliding)),
-    "attention(key_heads=2, scale=0.35355339059327373, window=30)": (None, blocks(near)),
+    "is_causal=True, key_heads=2, score": (capped, blocks(causal)),
+    "is_causal=True, key_heads=2, window=20)": (None, blocks(sliding)),
+    "attention(key_heads=2, window=30)": (None, blocks(near)),
     "> 0, x, -inf)": (None, blocks(prefix)),
     "tanh(x / 20) * 20, -inf)": (capped, blocks(none)),
-    "is_causal=True, key_heads=2, scale=0.35355339059327373, window=20, score": (alibi, sliding),
+    "is_causal=True, key_heads=2, window=20, score": (alibi, sliding),
 }
 ODD_BLOCKS = BlockMask.from_kv_blocks(
     torch.ones(1, 1, 2, dtype=torch.int32),

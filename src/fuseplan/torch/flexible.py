@@ -120,6 +120,8 @@ def flexible(given: Given) -> str:
     """Attention with a formula."""
     fields = {name: given.argument(name) for name in ("score", "is_causal", "window", "scale")}
     names = tuple(given.tensor(name) for name in ("query", "key", "value"))
+    if fields["scale"] == 1 / given.shape(names[0])[3] ** 0.5:
+        fields["scale"] = 0.0  # the usual one
     return attention(given, names, None, Attention(**fields))  # type: ignore[arg-type]
 
 
