@@ -60,13 +60,14 @@ class ReductionWriter(PlacedWriter):
         self.blocks = ceil_div(self.lattice.element_count, knobs.elements)
         self.cells = of_launch(kernel, self.lattice.cell_count)
         self.groups = ceil_div(self.cells, knobs.cells)
-        vector = VECTOR // kernel.src.itemsize if self.lattice.is_along else 1
+        self.is_held = knobs.holds(self.lattice.element_count)
+        self.is_cut, self.fixed = self.is_held and knobs.programs < self.blocks, []
+        widest = max(kernel.src.itemsize, kernel.dst.itemsize * self.is_cut)
+        vector = VECTOR // widest if self.lattice.is_along else 1
         vector, in_lanes = self.lattice.inner_extent or vector, knobs.lanes or bool(self.lattice.inner)
         self.tile = (knobs.elements // vector, vector) if in_lanes else (knobs.elements,)
         none = ", None" * (len(self.tile) - 1)
         self.down, self.across = f"[:, None{none}]", f"[None, :{', :' * (len(self.tile) - 1)}]"
-        self.is_held = knobs.holds(self.lattice.element_count)
-        self.is_cut, self.fixed = self.is_held and knobs.programs < self.blocks, []
         self.shared = shared_columns(kernel, self.lattice)
         keys = {each.key: self.lattice.tensors.index(each.key) for each in kernel.operands}
         self.own = [key for key, at in keys.items() if any(axis.steps[at] for axis in self.lattice.cells)]
@@ -86,7 +87,6 @@ class ReductionWriter(PlacedWriter):
         parameters = [key for key in kernel.parameters if key in used]
         self.of_cells = [each for each in kernel.results if each not in self.lattice.of_runs]
         self.first = self._read_first()
-        self.indices = {each.key for each in kernel.indices}
         self.known = {key: argument(Slot("parameter", key)) for key in parameters}
         self.workspace_bytes = self.meeting.workspace_bytes + self.sums.workspace_bytes
         meets = self.meeting.is_needed or bool(kernel.sums)
