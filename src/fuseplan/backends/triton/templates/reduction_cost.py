@@ -51,7 +51,7 @@ PASSING = 1.4  # bytes that are read again lose their place to one that is read 
 STEEP = (3.3, 1.86)  # of the norm of these times; where programs go through tiles
 # Registers of a thread for all else, for an element of src, and for one of an operand: of the cell; that all
 # cells share, in formulas behind the statistics, and in these. Where a tile has whole cells, or pieces.
-WHOLE, PIECE = (17, 1.0, 1.0, 0.25, 0.6), (26, 0.4, 0.5, 0.3, 0.3)
+WHOLE, PIECE = (17, 1.0, 1.0, 0.25, 0.6), (24, 0.5, 0.5, 0.3, 0.3)
 # Of a row in pieces: registers for all else; the share of a thread's registers that may be asked for. The
 # share grows with 16-bit elements, which the compiler keeps in pairs: once beside operands of the cell, and
 # once beside sums in so few warps.
