@@ -64,6 +64,7 @@ PLANS = (
     "f64[2x4x5x8, bhsd] -> attention -> tanh",
     "f64[2x4x5x8, bshd of bhsd] -> attention(keys=7, key_heads=2, features=3, scale=0.5)",
     "f64[2x4x5x8, bshd of bhsd] -> relu -> attention(is_causal=True, window=3, softcap=1.5) -> bias",
+    "f64[2x4x5x8, bhsd] -> attention(score='x * tanh(x + index(h) - index(t))')",
     "f64[3x9] -> bias -> cumsum -> gelu -> scale",
     "f64[2x5x3x4, nhwc] -> mul -> cumsum(2, exclusive=True, reverse=True) -> save(y) -> tanh -> mul(other=y)",
     "f64[2x5x3x4, nhwc] -> batch_norm_training -> relu",
@@ -310,6 +311,7 @@ def test_gradients_that_are_not_wanted_are_not_computed() -> None:
         ("f32[8x16] -> bias -> cast(i8)", 1),
         ("f32[2x4x5x8, bhsd] -> relu -> attention(bias_axes=ht)", 1),
         ("f32[2x4x5x8, bhsd] -> attention(is_causal=True, nan_unseen=True)", 0),
+        ("f32[2x4x5x8, bhsd] -> attention(rotary=8)", 0),
         ('f32[8x16] -> bias -> elementwise("round(x)")', 1),
     ],
 )

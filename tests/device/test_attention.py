@@ -26,6 +26,9 @@ PLANS = (
     "[3x8x1x128, bhsd] -> attention(keys=3000, key_heads=2, is_padded=True, return_lse=True)",
     "[2x4x65x32, bhsd] -> attention(keys=100, bias_axes=hst, mask_axes=bt, return_lse=True) -> bias",
     "[1x2x40x64, bhsd] -> attention(is_causal=True, offset=-9, return_lse=True)",
+    "[2x4x150x64, bshd of bhsd] -> attention(is_causal=True, key_heads=2, rotary=64)",
+    "[2x4x1x80, bhsd] -> attention(keys=999, offset=998, rotary=40, interleaved=True)",
+    "[2x3x150x64, bhsd] -> attention(score='where(index(t) > 99, -inf, x - 0.01 * index(h) * index(s))')",
 )
 MANY = (  # of which programs have several tiles, with and without a middle one
     "bf16[5x9x700x64, bhsd] -> attention(is_causal=True, return_lse=True)",
@@ -47,6 +50,8 @@ GRADIENTS = (
     "[3x8x70x64, bhsd] -> attention_gradient(keys=300, key_heads=2, is_padded=True, by=key)",
     "[2x4x65x32, bhsd] -> attention_gradient(keys=100, bias_axes=hst, mask_axes=bt, by=key)",
     "[2x4x65x32, bhsd] -> attention_gradient(keys=100, bias_axes=hst, mask_axes=bt) -> bias",
+    "[2x4x150x64, bhsd] -> attention_gradient(key_heads=2, score='x * tanh(x + 0.01 * index(s))', by=key)",
+    "[2x4x150x64, bhsd] -> attention_gradient(key_heads=2, score='x * tanh(x - 0.01 * index(t))')",
 )
 SLOPES = (  # likewise; each by queries and by keys
     "bf16[5x9x700x64, bhsd] -> attention_gradient(is_causal=True, by=",

@@ -36,6 +36,11 @@ PLANS = (
     "f32[1x2x20x40, bhsd] -> attention(is_causal=True, offset=-7, return_lse=True)",
     "f32[2x6x5x33, bhsd] -> attention(key_heads=2, keys=70, bias_axes=ht, mask_axes=hst, softcap=2.0)",
     "f32[1x2x33x32, bhsd] -> attention(scale=-0.3, bias_axes=bhst)",
+    "f32[2x6x5x33, bhsd] -> attention(key_heads=2, keys=70, score='x - index(h) * (index(t) - index(s))')",
+    "f16[1x2x130x16, bhsd] -> attention(softcap=2.0, score='where(index(t) > 50, -inf, x * index(b))')",
+    "f32[2x4x37x16, bhsd] -> attention(key_heads=2, keys=70, offset=33, rotary=16)",
+    "bf16[2x2x70x80, bshd of bhsd] -> attention(is_causal=True, rotary=24, interleaved=True)",
+    "f16[1x8x1x64, bhsd] -> attention(key_heads=2, keys=300, offset=299, rotary=64, is_padded=True)",
     "f32[2x4x33x32, strides=8448:32:256:1 of bhsd]"
     " -> attention(key_heads=2, value_strides=(8448, 32, 256, 1))",
     "bf16[2x4x33x32, bshd of bhsd] -> attention(key_heads=2, key_strides=(2112, 1056, 32, 1))",
@@ -48,12 +53,15 @@ LARGER = (  # of f32, with rows for tiles of three products
     "f32[1x4x3x65, bhsd] -> attention(key_heads=2, keys=300, is_padded=True)",
     "f32[1x2x70x96, bhsd] -> attention(keys=99, softcap=2.0, bias_axes=st, mask_axes=bt) -> add",
 )
+ROUNDED = {"f32": 64, "f16": 2**13, "bf1": 2**16}
 GRADIENTS = (
     "f32[2x4x9x8, bhsd] -> attention_gradient(keys=13, key_heads=2, is_causal=True, window=11, by=key)",
     "bf16[1x2x70x24, bshd of bhsd] -> attention_gradient(is_causal=True, key_heads=1, offset=2, by=key)",
     "f16[1x2x130x40, bhsd] -> attention_gradient(window=40, features=17) -> bias",
     "f32[2x4x9x33, bhsd] -> attention_gradient(keys=50, key_heads=2, bias_axes=ht, mask_axes=hst, softcap=2)",
     "f32[2x4x9x8, bhsd] -> attention_gradient(is_padded=True, bias_axes=ht, mask_axes=bt, softcap=2, by=key)",
+    "f32[2x4x9x8, bhsd] -> attention_gradient(key_heads=2, score='x * tanh(x + index(h))', by=key)",
+    "f32[1x2x9x33, bhsd] -> attention_gradient(keys=50, score='where(index(t) > 9, -inf, x * index(s))')",
 )
 
 
@@ -91,13 +99,14 @@ def test_a_cpus_kernel_is_within_its_bound(template: Template, text: str) -> Non
 @pytest.mark.part(2)
 @pytest.mark.parametrize(("template", "text"), list(ends(GpuAttention, PLANS, GPU)))
 def test_a_gpus_kernel_is_right_in_the_interpreter(template: Any, text: str) -> None:
-    assert_interpreted(text, template, GPU, slack=64)
+    """Turned queries and keys are rounded to src's dtype, as weights and slopes of gradients."""
+    assert_interpreted(text, template, GPU, slack=ROUNDED[text[:3]] if "rotary" in text else 64)
 
 
 @pytest.mark.parametrize(("template", "text"), list(ends(GpuAttentionGradient, GRADIENTS, GPU, (-1,))))
 def test_a_gpus_gradient_is_right_in_the_interpreter(template: Any, text: str) -> None:
     """Weights and slopes are rounded to src's dtype: in roundings of f32, two of a bf16 or f16."""
-    assert_interpreted(text, template, GPU, slack={"f32": 64, "f16": 2**13, "bf1": 2**16}[text[:3]])
+    assert_interpreted(text, template, GPU, slack=ROUNDED[text[:3]])
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,20 @@
 """The meaning of attention, beside torch's in float64, and what no attention can have."""
 
+import warnings
+from math import inf
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from fuseplan.errors import PlanError
 from fuseplan.measure.data import random_arrays
+from fuseplan.ops.attention import Attention
 from fuseplan.plans.plan import FusionPlan
+from fuseplan.scalar import index, where
 
 
 def drawn(text: str) -> tuple[FusionPlan, dict[str, Any]]:
@@ -69,18 +74,66 @@ def test_scores_are_capped_before_the_bias() -> None:
 
 
 @pytest.mark.parametrize(
-    "axes", ["", "bias_axes=hst, mask_axes=bt, is_padded=True, is_causal=True, offset=6"]
+    ("fields", "turning"), [("rotary=8", ""), ("rotary=6, interleaved=True", "dims=6, interleaved=True")]
+)
+def test_rotary_turns_queries_and_keys_as_the_operator_does(fields: str, turning: str) -> None:
+    plan, arrays = drawn(f"f64[2x4x5x8, bhsd] -> attention(keys=9, offset=4, {fields})")
+    got = plan.reference(arrays["src"], {key: array for key, array in arrays.items() if key != "src"})
+
+    def turned(name: str, begin: int) -> Any:
+        rows = arrays[name]
+        count = rows.shape[2]
+        rotary = FusionPlan.parse(f"f64[2x4x{count}x8, bhsd] -> rotary({turning})")
+        return rotary.reference(rows, {key: arrays[key][begin : begin + count] for key in ("cos", "sin")})
+
+    plain = FusionPlan.parse("f64[2x4x5x8, bhsd] -> attention(keys=9)")
+    want = plain.reference(turned("src", 4), {"key": turned("key", 0), "value": arrays["value"]})
+    np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-12)
+
+
+ALIBI = "x - 2 ** -(2 * (index(h) + 1)) * (index(s) - index(t))"
+
+
+def test_a_formula_of_scores_is_torchs_flex_attention() -> None:
+    plan, arrays = drawn(f"f64[2x4x11x6, bhsd] -> attention(keys=17, score='{ALIBI}')")
+
+    def biased(score: Any, b: Any, h: Any, s: Any, t: Any) -> Any:
+        return score - 2.0 ** -(2 * (h + 1)) * (s - t)
+
+    got = plan.reference(arrays["src"], {key: arrays[key] for key in ("key", "value")})
+    with warnings.catch_warnings(action="ignore"):  # torch's own, that it is not compiled
+        want = flex_attention(*given(arrays), score_mod=biased)
+    torch.testing.assert_close(torch.from_numpy(got), want)
+
+
+def test_a_formula_may_be_a_function_of_scalars() -> None:
+    made = Attention(score=lambda x: where(index("t") > index("s"), -inf, x * 2))
+    plan = FusionPlan("f32[2x3x5x8, bhsd]", made)
+    assert str(plan).endswith('attention(score="where(index(t) > index(s), -inf, x * 2)")')
+    assert FusionPlan.parse(str(plan)) == plan
+
+
+@pytest.mark.parametrize(
+    "axes",
+    [
+        "",
+        "bias_axes=hst, mask_axes=bt, is_padded=True, is_causal=True, offset=6",
+        "score='where(index(t) > 12, -inf, x * tanh(x + index(h)))'",
+    ],
 )
 def test_gradients_are_those_of_autograd(axes: str) -> None:
     """Of capped scores with grouped heads; as torch writes them, one operator after another."""
     fields = f"keys=17, key_heads=2, features=5, softcap=0.7, {axes}".rstrip(", ")
     plan, arrays = drawn(f"f64[2x4x11x6, bhsd] -> attention({fields}, return_lse=True)")
-    if axes:
+    if "is_padded" in axes:
         arrays["lengths"] = np.array([17, 6])
     query, key, value = (each.requires_grad_() for each in given(arrays))
     scores = query @ key.repeat_interleave(2, 1).mT / 6**0.5
     scores = 0.7 * torch.tanh(scores / 0.7)
-    if axes:
+    if "score" in axes:
+        scores = scores * torch.tanh(scores + torch.arange(4)[:, None, None])
+        scores = scores.masked_fill(torch.arange(17) > 12, -torch.inf)
+    elif axes:
         place, at = np.arange(11)[:, None] + 6, np.arange(17)
         seen = (at <= place) & (arrays["mask"][:, None, None] != 0)
         seen = seen & (at < arrays["lengths"][:, None, None, None])
@@ -126,6 +179,16 @@ def test_packed_projections_are_read_with_the_strides_of_src() -> None:
         ("i32[2x3x4x8] -> attention", "floating-point"),
         ("f32[2x3x4x8] -> attention(enable_gqa=True)", "key_heads"),
         ("f32[2x3x4x8] -> attention_gradient(by=value)", "query or key"),
+        ("f32[2x3x4x8] -> attention(score='x + index(d)')", "other places than"),
+        ("f32[2x3x4x8] -> attention(score='x + random(1, 2)')", "other places than"),
+        ("f32[2x3x4x8] -> attention(rotary=3)", "even number"),
+        ("f32[2x3x4x8] -> attention(rotary=10)", "more than a row"),
+        ("f32[2x3x4x8] -> attention(rotary=8, offset=-1)", "in front of the first key"),
+        ("f32[2x3x4x8] -> attention_gradient(rotary=8)", "no field"),
+        ("f32[2x3x4x8] -> attention(score='index(t)')", "does not use all its names"),
+        ("f32[2x3x4x8] -> attention(score='x > 1')", "a comparison"),
+        ("f32[2x3x4x8] -> attention(score='x + y')", "there is no"),
+        ("f32[1x1x4x8, bhsd] -> attention(keys=16777217, score='x + index(t)')", "too large"),
     ],
 )
 def test_what_no_attention_can_have_is_refused(text: str, says: str) -> None:

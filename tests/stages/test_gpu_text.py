@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks.suite import FOLDER
 from fuseplan.backends.triton.templates import TEMPLATES
+from fuseplan.backends.triton.templates.reduction import GpuReduction
 from fuseplan.errors import Unsupported
 from fuseplan.kernels.centre import Summary
 from fuseplan.kernels.emit import Source
@@ -191,6 +192,14 @@ def test_the_header_is_the_plan() -> None:
 def _is_cut(plan: str) -> bool:
     steps = FusionPlan.parse(plan).steps
     return any(isinstance(step.op, Normalization) and step.op.split(step.src) for step in steps)
+
+
+def test_lanes_of_rows_in_pieces_fit_what_is_stored() -> None:
+    """A lane stores 16 bytes at a time: of f32 no more neighbours than 4, whatever src is."""
+    for dtype, lane in (("bf16", 8), ("f32", 4)):
+        kernel = lowered(f"bf16[70x8768] -> layer_norm(affine=False) -> cast({dtype})")
+        pieces = GpuReduction(1, 2048, 1, 8, lanes=True, ahead=1)
+        assert f"+ tl.arange(0, {lane})[None, :]" in pieces.emit(kernel, parse_target("triton:sm_90")).text
 
 
 def test_names_are_the_plans() -> None:

@@ -229,6 +229,8 @@ def _(op: Attention, walk: Walk, step: Step, chain: Chain) -> Chain:
     """delta is the sum of gradient times output over a row; then key and value, and the queries."""
     if op.nan_unseen:
         raise refused(step, "the gradient of NaN, which queries without a key give")
+    if op.rotary:
+        raise refused(step, "the gradient through rotary, which is an operator of its own too")
     for each in walk.wanted(step):
         if each.name not in ("key", "value"):
             raise refused(step, f"the gradient of {each.key}")
@@ -243,7 +245,9 @@ def _(op: Attention, walk: Walk, step: Step, chain: Chain) -> Chain:
         "grad": grad.start,
     }
     fields: dict[str, Any] = {
-        name: each for name, each in op.attributes().items() if name not in ("return_lse", "nan_unseen")
+        name: each
+        for name, each in op.attributes().items()
+        if name not in ("return_lse", "nan_unseen", "rotary", "interleaved")
     }
     back = AttentionGradient(**fields)
     query = Chain(walk.before(step), step.src)

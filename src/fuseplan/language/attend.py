@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 from math import inf
 from typing import Any
@@ -14,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from fuseplan.language.arithmetic import ARRAYS, Arithmetic
+from fuseplan.language.formula import parse_expression
 from fuseplan.language.slopes import slopes
-from fuseplan.scalar import Scalar, fold, leaf, tanh
+from fuseplan.scalar import Scalar, fold, indices_of, leaf, replaced, tanh
 
 ROWS = 512  # queries of one head whose scores the float64 meaning has in memory at once
 
@@ -25,7 +27,7 @@ class Attend:
     """dst[b, h, s] = sum over t of softmax(score)[t] * value[b, g, t], where g = h // (heads // key_heads).
 
     score = scale * sum over d of src[b, h, s, d] * key[b, g, t, d], then softcap * tanh(score / softcap)
-    where there is a softcap, then plus the bias.
+    where there is a softcap, then what the formula makes of it, then plus the bias.
 
     Attributes:
         batch, heads, queries, size: extents of src: b, h, s, d.
@@ -40,6 +42,9 @@ class Attend:
             true where a query sees a key; "" for none.
         is_padded: each image has a length, and no query sees the keys from there on.
         nan_unseen: the result of a query that sees no key is NaN, as its softmax is, not 0.
+        rotary: elements of a row of src and of key that are turned by its place, in front; 0 for none.
+        interleaved: the elements of a pair are neighbours, not half of `rotary` apart.
+        formula: of a score `x` and its places `index(b)`, `index(h)`, `index(s)` and `index(t)`; "" for none.
     """
 
     batch: int
@@ -58,6 +63,9 @@ class Attend:
     mask_axes: str
     is_padded: bool
     nan_unseen: bool = False
+    rotary: int = 0
+    interleaved: bool = False
+    formula: str = ""
 
     @property
     def text(self) -> str:
@@ -76,6 +84,9 @@ class Attend:
             (f"mask={self.mask_axes}", self.mask_axes),
             ("lengths", self.is_padded),
             ("nan_unseen", self.nan_unseen),
+            (f"rotary={self.rotary}", self.rotary),
+            ("interleaved", self.interleaved),
+            (f"score={self.formula!r}", self.formula),
         )
         return " ".join([line, *(words for words, applies in unusual if applies)])
 
@@ -90,16 +101,37 @@ class Attend:
         return {"b": self.batch, "h": self.heads, "s": self.queries, "t": self.keys}
 
     @property
+    def is_scaled(self) -> bool:
+        """Whether a score is its sum of products times the scale, and no more."""
+        return not (self.softcap or self.formula)
+
+    @cached_property
     def score(self) -> Scalar:
-        """A score before its bias, of the sum of products `x`."""
-        if not self.softcap:
-            return leaf("x") * self.scale
-        return tanh(leaf("x") * (self.scale / self.softcap)) * self.softcap
+        """A score before its bias, of the sum of products `x` and the score's places."""
+        score = leaf("x") * self.scale
+        if self.softcap:
+            score = tanh(leaf("x") * (self.scale / self.softcap)) * self.softcap
+        return replaced(parse_expression(self.formula, ("x",)), {"x": score}) if self.formula else score
 
     @property
+    def places(self) -> str:
+        """The axes among b, h, s, t whose places the formula reads."""
+        return "".join(axis for axis in "bhst" if f"index({axis})" in indices_of(self.score))
+
+    @cached_property
     def slope(self) -> Scalar:
         """The derivative of a score along the sum of products `x`."""
         return slopes.derivative(self.score)
+
+    @property
+    def angles(self) -> tuple[int, int]:
+        """The extents of the cosines and sines: a place among the keys, and a pair."""
+        return max(self.keys, self.queries + self.offset), self.rotary // 2
+
+    @property
+    def pair_steps(self) -> tuple[int, int]:
+        """Elements from one pair to the next, and from the first of a pair to the second."""
+        return (2, 1) if self.interleaved else (1, self.rotary // 2)
 
     @property
     def is_banded(self) -> bool:
@@ -159,12 +191,12 @@ class Attend:
             by: as for `evaluate`.
         """
         gradients = {name: by.zeros(tuple(given[name].shape)) for name in ("query", "key", "value")}
-        for batch, head, rows, keys, products, scores in self._scored(given, by):
+        for batch, head, rows, keys, known, scores in self._scored(given, by):
             own, at = (batch, head, rows), (batch, head // self.group, keys)
             lse, delta = given["lse"][own][:, None], given["delta"][own][:, None]
             weights = by.table["exp"](scores - by.table["where"](lse == -inf, 0.0, lse))
             by_weights = given["grad"][own] @ given["value"][at].swapaxes(0, 1)
-            by_scores = weights * (by_weights - delta) * fold(self.slope, {"x": products}, by.table)
+            by_scores = weights * (by_weights - delta) * fold(self.slope, known, by.table)
             gradients["query"][own] += by_scores @ given["key"][at]
             gradients["key"][at] += by_scores.swapaxes(0, 1) @ given["query"][own]
             gradients["value"][at] += weights.swapaxes(0, 1) @ given["grad"][own]
@@ -172,15 +204,22 @@ class Attend:
 
     def _scored(
         self, given: Mapping[str, Any], by: Arithmetic
-    ) -> Iterator[tuple[int, int, slice, slice, Any, Any]]:
-        """Image, head, some queries and the keys of the image; their products, and their scores."""
-        where = by.table["where"]
+    ) -> Iterator[tuple[int, int, slice, slice, Mapping[str, Any], Any]]:
+        """Image, head, some queries and the keys of the image; what their scores are made of, and these."""
+        where, query, keys_of = by.table["where"], given["query"], given["key"]
+        if self.rotary:
+            query, keys_of = self._turned(query, self.offset, given, by), self._turned(keys_of, 0, given, by)
         for batch, head, rows in self._blocks():
             at = {"b": batch, "h": head, "s": rows, "t": slice(None)}
             keys = slice(max(0, int(given["lengths"][batch])) if self.is_padded else None)
-            key = given["key"][batch, head // self.group][keys]
-            products = given["query"][batch, head, rows] @ key.swapaxes(0, 1)
-            scores = fold(self.score, {"x": products}, by.table)
+            key = keys_of[batch, head // self.group][keys]
+            products = query[batch, head, rows] @ key.swapaxes(0, 1)
+            places: dict[str, Any] = {"b": batch, "h": head}
+            places["s"] = np.arange(rows.start, rows.stop)[:, None]
+            places["t"] = np.arange(self.keys)[None, keys]
+            known = {f"index({axis})": by.table["const"](places[axis] * 1.0) for axis in self.places}
+            known["x"] = products
+            scores = fold(self.score, known, by.table)
             if self.bias_axes:
                 scores = scores + given["bias"][tuple(at[axis] for axis in self.bias_axes)][..., keys]
             if self.mask_axes:
@@ -188,7 +227,18 @@ class Attend:
                 scores = where(mask == 0, -inf, scores)
             if self.is_banded:
                 scores = where(by.table["const"](self._hidden(rows))[..., keys] > 0, -inf, scores)
-            yield batch, head, rows, keys, products, scores
+            yield batch, head, rows, keys, known, scores
+
+    def _turned(self, rows: Any, first: int, given: Mapping[str, Any], by: Arithmetic) -> Any:
+        """Rows whose pairs are turned by the angles of their places, from `first` on."""
+        cos, sin = (given[name][first : first + rows.shape[2]] for name in ("cos", "sin"))
+        (step, apart), count = self.pair_steps, self.rotary // 2
+        one, other = (slice(begin, begin + step * (count - 1) + 1, step) for begin in (0, apart))
+        made = by.empty(tuple(rows.shape))
+        made[...] = rows
+        made[..., one] = rows[..., one] * cos - rows[..., other] * sin
+        made[..., other] = rows[..., other] * cos + rows[..., one] * sin
+        return made
 
     def _blocks(self) -> Iterator[tuple[int, int, slice]]:
         """Some queries of one head at a time."""

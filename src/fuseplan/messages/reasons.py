@@ -287,12 +287,16 @@ class Reason(Catalogue):
         "beside attention's own tensors the template reads operands per channel, and nothing else",
         "`attention` reads operands per element",
     )
+    TURNED_COPIES = (
+        "keys come to the products by copies, which turn no pairs",
+        "`attention` turns them as it loads them; or run `rotary` as an operator of its own",
+    )
     UNSEEN_KEYS = (
         "64 queries in a row see a key of every block that the template multiplies",
         "`attention` has tiles of 16 queries; or leave out the queries that see no key",
     )
     CAPPED_SLOPES = (
-        "sums of keys and of values of more than 64 elements leave no registers for the slopes of a soft cap",
+        "sums of keys and of values of more than 64 elements leave no registers for a formula of scores",
         "`attention_gradient` has smaller tiles",
     )
     DRAWN = ("random numbers leave no registers for 128 sums a thread", "`product` draws them")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from math import isfinite, sqrt
 
@@ -13,9 +13,13 @@ from fuseplan.language.attend import Attend, AttendGradient
 from fuseplan.language.declarations import Array, Beside, operand, result, word
 from fuseplan.language.extents import is_integer, outermost_first
 from fuseplan.language.fields import real, refused
+from fuseplan.language.formula import parse_expression
+from fuseplan.language.indices import EXACT_IN_F32
 from fuseplan.language.tensor import Dense, TensorSpec
 from fuseplan.messages.excerpt import shown
 from fuseplan.op import Given, Op, operator
+from fuseplan.ops.expression import written
+from fuseplan.scalar import Scalar, indices_of
 
 AXES = "bhst"  # of the scores
 COUNTS = ("keys", "key_heads", "features", "window")
@@ -41,6 +45,7 @@ class Attending(Op):
     offset: int = 0
     window: int = 0
     softcap: float = 0.0
+    score: str | Callable[[Scalar], Scalar] = ""
     bias_axes: str = ""
     mask_axes: str = ""
     is_padded: bool = False
@@ -67,6 +72,15 @@ class Attending(Op):
             self._set(name, value)
         for name in ("bias_axes", "mask_axes"):
             self._check_axes(name, getattr(self, name))
+        if self.score != "":
+            self._set("score", written(self.name, "score", self.score))
+            self._check_places(str(self.score))
+
+    def _check_places(self, score: str) -> None:
+        other = indices_of(parse_expression(score)) - {f"index({axis})" for axis in AXES}
+        if other:
+            problem, want = "reads other places than those of scores", "index of b, h, s or t"
+            raise refused(self.name, "score", problem, got=min(other), want=want)
 
     def _check_axes(self, name: str, word: object) -> None:
         is_right = isinstance(word, str) and word == "".join(each for each in AXES if each in word)
@@ -87,11 +101,16 @@ class Attending(Op):
         key_heads = self.key_heads or heads
         if heads % key_heads:
             raise refused(self.name, "key_heads", "must divide the heads", got=f"{key_heads}, of {heads}")
-        return Attend(
+        made = Attend(
             batch, heads, queries, size, key_heads, self.keys or queries, self.features or size,
             self.scale or 1 / sqrt(size), self.softcap, self.is_causal, self.window, self.offset,
-            self.bias_axes, self.mask_axes, self.is_padded, getattr(self, "nan_unseen", False),
+            self.bias_axes, self.mask_axes, self.is_padded, formula=str(self.score),
         )  # fmt: skip
+        most = max((made.extents[axis] for axis in made.places), default=0)
+        if most > EXACT_IN_F32 and src.compute_dtype == "f32":
+            problem = "has places that are too large for numbers of f32"
+            raise refused(self.name, "score", problem, got=str(most), want="at most 2^24")
+        return made
 
     def along(self, src: TensorSpec, axes: str, dtype: str) -> Dense:
         """A tensor with these axes of the scores."""
@@ -124,6 +143,10 @@ class Attending(Op):
         return src if shape == src.shape and src.layout else _like(src, shape, is_dense=True)
 
 
+def _angles(op: Attention, src: TensorSpec) -> Beside:
+    return Beside(Dense(op.centre(src).angles, src.dtype))
+
+
 @operator
 class Attention(Attending):
     """sum over t of softmax(score)[t] * value[b, g, t]; score = scale * src . key[b, g, t]
@@ -144,22 +167,46 @@ class Attention(Attending):
     less than so many places away. With `is_padded`, `lengths` (b) has the number of keys of each image; those
     behind are not read.
 
-    `softcap` bounds the scores: softcap * tanh(score / softcap). After it, `bias` is added; `bias_axes` are
+    `softcap` bounds the scores: softcap * tanh(score / softcap). `score` is a formula of your own of what is
+    then the score, x, and of its places: `score='x - 0.25 * (index(s) - index(t))'` with the letters b, h, s
+    and t, or a Python function of Scalars. A score of minus infinity hides the key. `elementwise` says what
+    formulas are made of. After it, `bias` is added; `bias_axes` are
     its axes, of b, h, s, t (t are the keys): `hst` is one for all images. `mask`, with `mask_axes`, is true
     where a query sees a key. With `return_lse` the plan gives `lse` (b, h, s): the logarithm of each sum of
     exponentials, in the compute dtype; minus infinity where no key is seen. With `nan_unseen` the result of
     a query that sees no key is NaN, as a softmax of nothing but minus infinity.
+
+    With `rotary`, so many elements of the rows of src and key are turned as they are read, as the operator
+    `rotary` turns them: those of a key t by the angles of t, those of a query s by the angles of its place
+    s + offset. cos and sin are (places, rotary / 2), for all keys and queries; of a pair's elements, which
+    are rotary / 2 apart, or neighbours with `interleaved`.
     """
 
     torch = "scaled_dot_product_attention"
     onnx = "Attention"
 
+    cos = operand(_angles, when="rotary")
+    sin = operand(_angles, when="rotary")
     lse = result("row", when="return_lse")
     return_lse: bool = False
     nan_unseen: bool = False
+    rotary: int = 0
+    interleaved: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not is_integer(self.rotary) or self.rotary < 0 or self.rotary % 2:
+            raise refused(self.name, "rotary", "must be an even number of elements", got=shown(self.rotary))
+        if self.rotary and self.offset < 0:
+            raise refused(self.name, "offset", "has no angles in front of the first key", got=self.offset)
 
     def centre(self, src: TensorSpec) -> Attend:
-        return self.attend(src)
+        made = super().attend(src)
+        if self.rotary > made.size:
+            raise refused(
+                self.name, "rotary", "turns more than a row", got=self.rotary, want=f"at most {made.size}"
+            )
+        return replace(made, nan_unseen=self.nan_unseen, rotary=self.rotary, interleaved=self.interleaved)
 
     def output(self, src: TensorSpec) -> TensorSpec:
         """(b, h, s, features) in the order of src, without gaps; a PlanError as `attend`."""
@@ -176,8 +223,11 @@ class Attention(Attending):
         yield "f32[2x3x5x7, bhsd]", cls(is_causal=True, return_lse=True)
         yield "f32[1x4x19x8, bshd of bhsd]", cls(keys=23, key_heads=2, features=5, offset=4, window=6)
         yield "f32[2x2x3x16, bhsd]", cls(keys=9, softcap=1.5, bias_axes="hst", mask_axes="bt")
+        yield "f32[2x2x3x16, bhsd]", cls(keys=9, score="where(index(t) > index(s), -inf, x - index(h))")
         yield "f32[3x2x1x8, bhsd]", cls(keys=40, key_heads=1, is_padded=True, scale=0.5)
         yield "f32[2x3x5x8, bhsd]", cls(keys=4, mask_axes="bt", nan_unseen=True)
+        yield "f32[2x4x5x8, bhsd]", cls(keys=9, offset=6, key_heads=2, rotary=8)
+        yield "f32[1x2x7x8, bshd of bhsd]", cls(is_causal=True, rotary=6, interleaved=True)
         yield "f32[2x4x5x8, bshd of bhsd]", cls(key_heads=2, value_strides=(320, 8, 64, 1))
 
 

@@ -49,17 +49,7 @@ class Expression(Elementwise):
                 raise PlanError(
                     f"no parameter of elementwise can be named {shown(name)}", want=NAME, field=name
                 )
-        source = _traced(expression, tuple(values)) if callable(expression) else expression
-        if not isinstance(source, str):
-            raise refused(
-                self.name, "expression", "must be a formula", got=shown(source), want="a text or a function"
-            )
-        try:
-            _check_formula(parse_expression(source, ("x", *values)), source, tuple(values))
-        except PlanError as error:
-            error.field = "expression"
-            raise
-        self._set("expression", ast.unparse(python_expression(source, "an expression", "x")))
+        self._set("expression", written(self.name, "expression", expression, tuple(values)))
         self._set("values", tuple(values.items()))
 
     def apply(self, x: Scalar, **leaves: Scalar) -> Scalar:
@@ -86,32 +76,53 @@ class Expression(Elementwise):
         yield "f32[2x3x7]", cls("x * random(seed, offset)", seed=3, offset=1)
 
 
-def _check_formula(made: Scalar, source: str, parameters: tuple[str, ...]) -> None:
-    unused = [name for name in ("x", *parameters) if name not in leaves_of(made)]
+def written(
+    name: str, field: str, formula: str | Callable[..., Scalar | float], parameters: tuple[str, ...] = ()
+) -> str:
+    """The formula of an operator's field, as Python writes it; a function of Scalars is traced.
+
+    Raises:
+        PlanError: it is none, is a comparison, or does not use x and all parameters.
+    """
+    source = _traced(name, field, formula, parameters) if callable(formula) else formula
+    if not isinstance(source, str):
+        raise refused(name, field, "must be a formula", got=shown(source), want="a text or a function")
+    try:
+        _check_formula(name, parse_expression(source, ("x", *parameters)), source, parameters)
+    except PlanError as error:
+        error.field = field
+        raise
+    return ast.unparse(python_expression(source, "an expression", "x"))
+
+
+def _check_formula(name: str, made: Scalar, source: str, parameters: tuple[str, ...]) -> None:
+    unused = [each for each in ("x", *parameters) if each not in leaves_of(made)]
     if unused:
         raise PlanError(
-            "the formula of elementwise does not use all its names",
+            f"the formula of {name} does not use all its names",
             got=f"{source!r}, which is without {' '.join(unused)}",
-            want="x and each of its parameters",
+            want="x and each of its parameters" if parameters else "x",
         )
     if made.is_condition:
         raise PlanError(
-            "the formula of elementwise is a comparison, not a number",
+            f"the formula of {name} is a comparison, not a number",
             got=shown(source),
             want=f"such as where({source}, 1, 0)",
         )
 
 
-def _traced(function: Callable[..., Scalar | float], parameters: tuple[str, ...]) -> str:
+def _traced(
+    name: str, field: str, function: Callable[..., Scalar | float], parameters: tuple[str, ...]
+) -> str:
     """The text of the expression that the function builds of its arguments."""
     try:
-        return text(scalar(function(leaf("x"), **{name: leaf(name) for name in parameters})))
+        return text(scalar(function(leaf("x"), **{each: leaf(each) for each in parameters})))
     except TypeError as error:
         if Scalar.__name__ not in str(error):
             raise  # the function's own
         raise refused(
-            Expression.name,
-            "expression",
+            name,
+            field,
             "calls a function of numbers or tensors, such as NumPy's or torch's",
             got=f"TypeError: {error}",
             want="the functions of fuseplan.scalar",

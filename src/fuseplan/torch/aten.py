@@ -29,6 +29,7 @@ from fuseplan.ops.pool import AVG_POOLS, MAX_POOLS
 from fuseplan.ops.reductions import Amax, Amin, LogSoftmax, Mean, Softmax, Sum
 from fuseplan.ops.rows import LayerNorm, RmsNorm
 from fuseplan.torch.attending import attention, hidden, repeated, safe_softmax
+from fuseplan.torch.flexible import FLEX, READ, flexible, left
 from fuseplan.torch.given import Given
 from fuseplan.torch.gradients import GRADIENTS
 from fuseplan.torch.ranges import SPLITS, gated, joined, part, sliced
@@ -350,6 +351,8 @@ TABLE: dict[Any, Row] = {
     aten.native_group_norm.default: _group_norm("group"),
     aten.instance_norm.default: _instance_norm,
     aten.scaled_dot_product_attention.default: attention,
+    READ: flexible,
+    FLEX: left,
     **dict.fromkeys((aten.view.default, aten.reshape.default, aten._unsafe_view.default), _reshape),
     aten.flatten.using_ints: _reshape,
     **dict.fromkeys((aten.squeeze.dim, aten.squeeze.dims, aten.unsqueeze.default), _reshape),

@@ -20,6 +20,7 @@ from fuseplan.graph.why import Reason
 from fuseplan.torch.arenas import Arenas
 from fuseplan.torch.cutting import Fusion, fused
 from fuseplan.torch.einsum import write_products
+from fuseplan.torch.flexible import read_scores
 from fuseplan.torch.heads import join_losses
 from fuseplan.torch.intact import keep_attention, restore_attention
 from fuseplan.torch.lifetimes import Lifetimes
@@ -72,6 +73,7 @@ def _compiled(
     if is_inference:  # a backward pass is given the mask that the forward pass was
         simplify_masks(given.graph)
         hide_by_masks(given.graph)
+        read_scores(given.graph)
         given.recompile()
     how: dict[str, Any] = {each: getattr(options, each) for each in ("choose", "rules", "accuracy")}
     how |= {"ranges": is_inference, "inputs": example if _is_like(example, inputs) else ()}

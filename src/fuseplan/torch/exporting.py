@@ -27,6 +27,7 @@ from fuseplan.stores import cache
 from fuseplan.tensors.torch_tensors import alike
 from fuseplan.torch.called import UnseenError, outline, recorded, repeats
 from fuseplan.torch.einsum import Products
+from fuseplan.torch.flexible import FLEX, READ, read_scores
 from fuseplan.torch.masks import hide_by_masks, simplify_masks
 from fuseplan.torch.written import (
     SIMPLE,
@@ -256,9 +257,12 @@ def exported(
         return True
 
     def make() -> bytes:
-        record = recorded(module, inputs, kwargs)
         found.append(_exported(module, inputs, kwargs, device))
-        return packed([record, found[0].to_json()])
+        if any(node.target in (READ, FLEX) for node in found[0].graph.graph.nodes):
+            raise UnwrittenError(
+                "functions of FlexAttention are code, of which a record of a call tells nothing"
+            )
+        return packed([recorded(module, inputs, kwargs), found[0].to_json()])
 
     try:
         cache.kept(make, "torch.export", outline(module, inputs, kwargs), is_current=is_current)
@@ -301,10 +305,7 @@ def _exported(
     try:
         with warnings.catch_warnings(), contextlib.redirect_stderr(said):
             warnings.simplefilter("ignore")  # torch's own, of its parts
-            with Products():
-                program = torch.export.export(
-                    module, tuple(inputs), dict(kwargs), dynamic_shapes=dynamic_shapes, strict=False
-                )
+            program = _program(module, inputs, kwargs, dynamic_shapes)
             program = program.run_decompositions({aten.copy.default: _copied})
     except Exception as error:  # torch.export raises errors of many kinds, and prints its graph
         raise ArgumentError(f"torch.export does not take {_told(module, error)}") from error
@@ -313,17 +314,37 @@ def _exported(
     simplify_masks(program.graph_module.graph)
     hide_by_masks(program.graph_module.graph)
     signature = program.graph_signature
+    lifted = signature.inputs_to_lifted_tensor_constants
+    read_scores(program.graph_module.graph, {name: program.constants[each] for name, each in lifted.items()})
     changed = [*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()]
     if changed:
         remedy = "call .eval() before fusing where these are statistics; or " if module.training else ""
         told = f"{type(module).__name__} writes into {', '.join(changed)}"
         raise ArgumentError(f"{told}, which fuse does not: {remedy}{COMPILED}")
-    constants = signature.inputs_to_lifted_tensor_constants.values()
+    constants = lifted.values()
     targets = [each.target for each in signature.input_specs if each.target is not None]
     state = tuple(program.constants[each] if each in constants else each for each in targets)
     call = program.call_spec
     ranges = program.range_constraints
     return Exported(program.graph_module, device, state, call.in_spec, call.out_spec, ranges)
+
+
+def _program(
+    module: nn.Module, inputs: Sequence[Any], kwargs: Mapping[str, Any], dynamic_shapes: Any
+) -> torch.export.ExportedProgram:
+    def made() -> torch.export.ExportedProgram:
+        return torch.export.export(
+            module, tuple(inputs), dict(kwargs), dynamic_shapes=dynamic_shapes, strict=False
+        )
+
+    try:
+        with Products():
+            return made()
+    except Exception as error:  # of several kinds, by torch's version
+        if not any("flex_attention" in each.filename for each in traceback.extract_tb(error.__traceback__)):
+            raise
+    with torch.no_grad():  # torch traces FlexAttention under no mode of ours; a CPU has it without gradients
+        return made()
 
 
 def _copied(dst: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:

@@ -39,7 +39,7 @@ def simplify_masks(graph: fx.Graph) -> None:
         if node.target not in CAUSAL or len(node.args) <= MASK or not isinstance(node.args[MASK], fx.Node):
             continue
         with _disable_current_modes():  # AOT's makes tensors without elements
-            mask = _constant(node.args[MASK], known)
+            mask = constant(node.args[MASK], known)
             hides_none = mask is not None and bool(_keeps(mask).all())
             is_causal = mask is not None and _is_causal(mask)
         if mask is None or _flag(node, CAUSAL[node.target]):
@@ -57,7 +57,7 @@ def number_of(node: fx.Node) -> float | None:
     if not isinstance(made, torch.Tensor) or made.ndim or not made.is_floating_point():
         return None
     with _disable_current_modes():
-        found = _constant(node, {})
+        found = constant(node, {})
         return None if found is None else float(found)
 
 
@@ -114,7 +114,7 @@ def _evaluated(mask: fx.Node) -> torch.Tensor | None:
     with _disable_current_modes():
         traced = make_fx(fx.GraphModule(nn.Module(), made), tracing_mode="fake")()
         (output,) = traced.graph.find_nodes(op="output")
-        return _constant(output.args[0], {})
+        return constant(output.args[0], {})
 
 
 def _reached(node: fx.Node, further: Callable[[fx.Node], Iterable[fx.Node]]) -> set[fx.Node]:
@@ -142,7 +142,7 @@ def _may_write(node: fx.Node) -> bool:
     return node.op != "output" and (writes or "functorch" in name_of(node))
 
 
-def _constant(node: fx.Node, known: dict[fx.Node, torch.Tensor | None]) -> torch.Tensor | None:
+def constant(node: fx.Node, known: dict[fx.Node, torch.Tensor | None]) -> torch.Tensor | None:
     """The value of a node that reads no input; None of all others."""
     if node not in known:
         known[node] = _computed(node, known)
@@ -154,7 +154,7 @@ def _computed(node: fx.Node, known: dict[fx.Node, torch.Tensor | None]) -> torch
         return _literal(node.args[0])
     if not isinstance(node.target, torch._ops.OpOverload) or not _is_pure(node):
         return None
-    values = {each: _constant(each, known) for each in node.all_input_nodes}
+    values = {each: constant(each, known) for each in node.all_input_nodes}
     if any(value is None for value in values.values()):
         return None
     here = {"device": torch.device("cpu")} if "device" in node.kwargs else {}

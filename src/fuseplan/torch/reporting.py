@@ -30,6 +30,8 @@ def report_of(fusion: Fusion, device: torch.device) -> Report:
 
 def _is_view(node: fx.Node) -> bool:
     """Whether torch's operator gives the same elements, in no launch."""
+    if isinstance(node.target, torch._ops.HigherOrderOperator):
+        return False
     if not isinstance(node.target, torch._ops.OpOverload) or isinstance(node.meta.get("val"), torch.SymInt):
         return True  # of Python, such as getitem, or of ours; or it reads an extent
     return any(each.alias_info is not None for each in node.target._schema.returns)

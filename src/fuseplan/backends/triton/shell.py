@@ -163,6 +163,9 @@ def attention(kernel: Kernel) -> str:
         ("is_padded", made.is_padded, False),
         ("return_lse", bool(kernel.results) and not by, False),
         ("nan_unseen", made.nan_unseen, False),
+        ("score", repr(made.formula), repr("")),
+        ("rotary", made.rotary, 0),
+        ("interleaved", made.interleaved, False),
         ("by", by, by and "query"),
     )
     told = ", ".join(f"{name}={value}" for name, value, usual in fields if value != usual)

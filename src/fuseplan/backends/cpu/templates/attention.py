@@ -104,7 +104,7 @@ class AttentionWriter(AttentionTiles):
 
     def __init__(self, knobs: AttentionKnobs, kernel: Kernel, target: Target) -> None:
         super().__init__(knobs, kernel, target)
-        self.table = dialect.table(self.b)
+        self.table = {**dialect.table(self.b), "number": lambda place: place}  # a vector of elements already
         self.epilogue = Elementwise(self.frame, "epilogue")
 
     # ---- the kernel
@@ -238,9 +238,11 @@ class AttentionWriter(AttentionTiles):
 
     def _maxima(self, task: Task, row: Value, first: Value, count: Index, larger: Sequence[Variable]) -> None:
         """The largest score of each query, once the scores are as they are summed; hidden ones are -inf."""
-        self.by_edge(
-            task, first, count, lambda is_edge: self._adjusted(row, first, count, larger, is_edge=is_edge)
-        )
+
+        def write(is_edge: bool) -> None:
+            self._adjusted(task, row, first, count, larger, is_edge=is_edge)
+
+        self.by_edge(task, first, count, write)
 
     def by_edge(self, task: Task, first: Value, count: Index, write: Callable[[bool], None]) -> None:
         """Code for blocks that every row of a task meets as a whole, and code for those at an edge."""
@@ -260,10 +262,10 @@ class AttentionWriter(AttentionTiles):
             write(True)
 
     def _adjusted(
-        self, row: Value, first: Value, count: Index, larger: Sequence[Variable], *, is_edge: bool
+        self, task: Task, row: Value, first: Value, count: Index, larger: Sequence[Variable], *, is_edge: bool
     ) -> None:
         b, made = self.b, self.made
-        changes = is_edge or made.softcap or made.bias_axes or made.mask_axes
+        changes = is_edge or not made.is_scaled or made.bias_axes or made.mask_axes
 
         def keys(key: Index, some: int) -> None:
             for number in range(some):
@@ -272,13 +274,29 @@ class AttentionWriter(AttentionTiles):
                     place = self.room("scores", at * self.width + each * self.lanes)
                     score = b.load(place)
                     if changes:
-                        score = fold(made.score, {"x": score}, self.table) if made.softcap else score
-                        score = self.changed(score, row + each * self.lanes, 0, first + at, is_edge=is_edge)
+                        lanes, other = row + each * self.lanes, first + at
+                        if not made.is_scaled:
+                            score = fold(made.score, self.known(score, task, lanes, 0, other), self.table)
+                        score = self.changed(score, lanes, 0, other, is_edge=is_edge)
                         b.store(score, place)
                     top = variable.get()
                     variable.set(b.select(b.compare("ogt", score, top), score, top))
 
         batches(b, 0, count, 1 if changes else UNROLL, keys)
+
+    def known(self, product: Value, task: Task, row: Value, head: Index, other: Value) -> dict[str, Value]:
+        """What a vector of scores is made of, by the names in their formula."""
+        b, is_key = self.b, self.by == "key"
+        own, across = ("t", "s") if is_key else ("s", "t")
+
+        def place(axis: str) -> Value:
+            if axis == own:
+                return b.load(self.room("place", row)) - float(self.heads.offset)
+            if axis == "h" and not is_key:
+                return b.load(self.room("head", row))
+            return b.splat(self.real({"b": task.batch, "h": head, across: other}[axis]))
+
+        return {"x": product, **{f"index({axis})": place(axis) for axis in self.made.places}}
 
     def changed(self, score: Value, row: Value, head: Index, key: Value, *, is_edge: bool) -> Value:
         """A vector of scores of one key, with the bias, and -inf where the key is hidden."""
@@ -290,8 +308,7 @@ class AttentionWriter(AttentionTiles):
             score = b.select(b.compare("une", seen, 0.0), score, -inf)
         if not is_edge:
             return score
-        number = b.splat(b.op(b.element, f"sitofp i64 {key.name} to {b.element}"))
-        apart = number - b.load(self.room("place", row))
+        apart = b.splat(self.real(key)) - b.load(self.room("place", row))
         if heads.front:
             score = b.select(b.compare("olt", apart, float(heads.front)), score, -inf)
         if heads.back:

@@ -123,12 +123,13 @@ class GradientWriter(AttentionWriter):
         def slopes(at: Index, each: int, *, is_edge: bool) -> None:
             scores, slopes = (self.room(name, at * self.width + each) for name in ("scores", "slopes"))
             product, other = b.load(scores), first + at
-            score = fold(made.score, {"x": product}, self.table)
+            known = self.known(product, task, row + each, head, other)
+            score = fold(made.score, known, self.table)
             score = self.changed(score, row + each, head, other, is_edge=is_edge)
             lse = numbers("lse", each, other)
             weight = exp_below(b, score - b.select(b.compare("oeq", lse, -inf), 0.0, lse))
             slope = weight * (b.load(slopes) - numbers("delta", each, other))
-            slope = slope * fold(made.slope, {"x": product}, self.table)
+            slope = slope * fold(made.slope, known, self.table)
             if limit is not None:
                 is_seen = b.compare("olt", b.load(self.room("place", row + each)), limit)
                 weight, slope = b.select(is_seen, weight, 0.0), b.select(is_seen, slope, 0.0)
@@ -150,8 +151,7 @@ class GradientWriter(AttentionWriter):
         """The place from which on rows are keys behind the image's length, which may hold anything."""
         if not self.made.is_padded or self.by != "key":
             return None
-        b, place = self.b, self.length(task.batch) + self.heads.offset
-        return b.splat(b.op(b.element, f"sitofp i64 {place.name} to {b.element}"))
+        return self.b.splat(self.real(self.length(task.batch) + self.heads.offset))
 
     def _end(self, task: Task) -> None:
         """The sums, turned back: dst through the epilogue, and the gradient of value."""

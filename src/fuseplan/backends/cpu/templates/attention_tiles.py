@@ -12,6 +12,7 @@ from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.gather import transposed
 from fuseplan.backends.cpu.ir import Index, Value
 from fuseplan.backends.cpu.ir_text import I64
+from fuseplan.backends.cpu.lanes import with_lane
 from fuseplan.backends.cpu.loops import larger, pieces
 from fuseplan.backends.cpu.model import itemsize
 from fuseplan.backends.cpu.template import CpuTemplate
@@ -117,6 +118,7 @@ class AttentionTiles:
         """A thread's own memory: parts by their names, and elements in all."""
         knobs, per_element = self.knobs, 8 // itemsize(self.kernel)
         sizes = {**self.parts(), "rows": self.lanes * self.padded, "place": self.block}
+        sizes |= {"head": self.block} if "h" in self.made.places else {}
         sizes |= {
             f"{role}_rows": self.block * per_element for role in ("bias", "mask") if role in self.beside
         }
@@ -135,7 +137,8 @@ class AttentionTiles:
     def _is_copied(self, role: str) -> bool:
         """Whether a block of the tensor is widened, or its rows made dense, before it is multiplied."""
         rows = self.tensors[role]
-        return rows.dtype != self.kernel.compute_dtype or rows.strides[-1] != 1
+        is_turned = role == "key" and self.made.rotary > 0
+        return rows.dtype != self.kernel.compute_dtype or rows.strides[-1] != 1 or is_turned
 
     def room(self, name: str, index: Index = 0) -> Value:
         """The address of an element of a part of the workspace."""
@@ -179,7 +182,8 @@ class AttentionTiles:
         """The queries of all tiles, turned and scaled; where their rows begin in other tensors."""
         b, made = self.b, self.made
         with b.loop(0, self.block, self.lanes, name="group") as group:
-            self.turn(task, group, {"query": 1.0 if made.softcap else made.scale})
+            self.turn(task, group, {"query": made.scale if made.is_scaled else 1.0})
+            self._rotate_queries(task, group)
             for name, value in (("top", -inf), ("total", 0.0)):
                 b.store(b.number(value), self.room(name, group))
         self.clear("results")
@@ -208,6 +212,45 @@ class AttentionTiles:
                 for place, column in enumerate(transposed(b, rows)[:count]):
                     b.store(column * scale, self.turned(role, tensor.size, group, start + place))
 
+    def _angles(self, place: Index) -> list[Value]:
+        """Where the cosines and the sines of a place begin."""
+        cos = self.beside["cos"]
+        kind, begin = storage.element_type(cos.dtype), place * cos.strides[0]
+        return [self.b.at(self.pointer(name), begin, kind) for name in ("cos", "sin")]
+
+    def _rotate_queries(self, task: Task, group: Value) -> None:
+        """Turns the pairs of some queries by the angles of their places."""
+        b, made, (step, apart) = self.b, self.made, self.made.pair_steps
+        if not made.rotary:
+            return
+        dtype = self.kernel.src.dtype
+        kind = storage.element_type(dtype)
+        queries = [self.head_and_query(task, group + lane)[1] for lane in range(self.lanes)]
+        begins = [self._angles(query + made.offset) for query in queries]
+        with b.loop(0, made.rotary // 2, name="pair") as pair:
+            angles = [Value(b, b.vector, "zeroinitializer")] * 2
+            for lane, begin in enumerate(begins):
+                one = [storage.read_one(b, dtype, b.at(each, pair, kind)) for each in begin]
+                angles = [with_lane(b, known, lane, each) for known, each in zip(angles, one, strict=True)]
+            first = pair * step
+            places = [self.turned("query", made.size, group, at) for at in (first, first + apart)]
+            for value, place in zip(rotated(*map(b.load, places), *angles), places, strict=True):
+                b.store(value, place)
+
+    def _rotate_key(self, row: Value, place: Index) -> None:
+        """Turns the pairs of a key in the workspace by the angles of its place."""
+        b, made, (step, apart), own = self.b, self.made, self.made.pair_steps, self.kernel.compute_dtype
+        begins, key = self._angles(place), self.room("key", row * made.size)
+
+        def turn(at: Index, count: int) -> None:
+            angles = [storage.read_at(b, self.kernel.src.dtype, each, at, count) for each in begins]
+            places = [at * step, at * step + apart]
+            pair = [storage.read_at(b, own, key, each, count, step) for each in places]
+            for value, each in zip(rotated(*pair, *angles), places, strict=True):
+                storage.write_at(b, own, value, key, each, count, step)
+
+        pieces(b, made.rotary // 2, self.lanes, turn, name="pair")
+
     def turned(self, name: str, size: int, group: Value, element: Index) -> Value:
         """The place of one element of some queries: tiles, elements, queries."""
         tile, within = group // self.width, group % self.width
@@ -221,10 +264,11 @@ class AttentionTiles:
         return task.head + row // self.made.queries, row % self.made.queries
 
     def _note(self, task: Task, row: Value, head: Index, query: Index) -> None:
-        """Keeps a row's place among the keys, and where it begins in bias and mask."""
+        """Keeps a row's place among the keys, its head, and where it begins in bias and mask."""
         b, made = self.b, self.made
-        place = b.const(query + self.heads.offset, I64)
-        b.store(b.op(b.element, f"sitofp i64 {place.name} to {b.element}"), self.room("place", row))
+        b.store(self.real(query + self.heads.offset), self.room("place", row))
+        if "head" in self.rooms:
+            b.store(self.real(head), self.room("head", row))
         at = {"b": task.batch, "h": head, "s": query, "t": 0}
         if self.by == "key":
             at |= {"h": 0, "s": 0, "t": query}
@@ -235,6 +279,11 @@ class AttentionTiles:
                 for axis, step in steps:
                     where = where + at[axis] * step
                 b.store(b.const(where, I64), b.at(self.rooms[f"{role}_rows"], row, I64))
+
+    def real(self, number: Index) -> Value:
+        """A whole number as an element."""
+        b = self.b
+        return b.op(b.element, f"sitofp i64 {b.const(number, I64).name} to {b.element}")
 
     def rows(self, role: str, task: Task, head: Index, first: Value, count: Index) -> tuple[Value, int, bool]:
         """The rows of a block: where they begin, elements from one to the next, and if more may be read."""
@@ -252,4 +301,11 @@ class AttentionTiles:
                 b.store_first(value, self.room(role, row * size + at), width)
 
             pieces(b, size, self.lanes, copy, name="element")
+            if role == "key" and self.made.rotary:
+                self._rotate_key(row, first + row)
         return self.rooms[role], size, True
+
+
+def rotated(one: Value, other: Value, cos: Value, sin: Value) -> tuple[Value, Value]:
+    """Two elements of a pair, turned by an angle."""
+    return one * cos - other * sin, other * cos + one * sin

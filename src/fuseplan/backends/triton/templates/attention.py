@@ -180,6 +180,7 @@ class GpuAttention(AttentionKnobs):
         """Weights rounded to src's dtype, exponentials of scores that are sums, and the sums of the keys."""
         made, row = kernel.attention, dtype_of(kernel.src.dtype)
         weights = row.epsilon if row.is_narrow else 0.0
+        weights *= 3 if made.rotary else 1  # turned queries and keys are rounded too
         return weights + (made.size + made.keys / 16 + log2(made.keys + 1) + 16) * 2.0**-24
 
     def error_bound(self, kernel: Kernel) -> float:

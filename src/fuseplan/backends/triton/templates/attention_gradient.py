@@ -76,7 +76,7 @@ class GpuAttentionGradient(GpuAttention):
         made, heads = kernel.attention, Heads.of(kernel, 0)
         size = max(padded(made.size), padded(made.features))
         listed = of_size(kernel, BY_KEY if heads.by == "key" else BY_QUERY)
-        is_crowded = bool(made.softcap or made.bias_axes or made.mask_axes or made.window)
+        is_crowded = bool(not made.is_scaled or made.bias_axes or made.mask_axes or made.window)
         if size > 64 and (is_crowded or heads.others % FULL[1]) and heads.by == "key":
             listed = tuple(each for each in listed if each != FULL)
         yield from (("native", each) for each in listed)

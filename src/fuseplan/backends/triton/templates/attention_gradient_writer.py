@@ -103,9 +103,11 @@ class GradientWriter(Rows):
             self.write_base()
         self._product("scores", self.factors[0], first)
         self._product("products", self.factors[1], second)
-        steepness = fold(made.slope, {"x": "scores"}, self.table) if made.softcap else ""
-        self.scale()
-        self.load_beside(head if self.is_key else self.head, other, self.met, exists)
+        head = head if self.is_key else self.head
+        known = self.known(head, other)
+        steepness = "" if made.is_scaled else fold(made.slope, known, self.table)
+        self.scale(known)
+        self.load_beside(head, other, self.met, exists)
         self.add_beside()
         self.hide(other, exists, begin, end)
         scaled = "" if self.factor == 1.0 else f" * {self.factor!r}"
@@ -131,7 +133,7 @@ class GradientWriter(Rows):
 
     def _finish(self) -> None:
         """dst, through the epilogue, and the gradient of value; keys behind a length have none."""
-        scaled = "" if self.made.softcap else f" * {self.made.scale!r}"
+        scaled = "" if not self.made.is_scaled else f" * {self.made.scale!r}"
         self.store(self.sums[0], lambda name: self._met(f"{name}{scaled}"))
         row = self.query.wide(self.is_wide)
         for each in self.kernel.results:

@@ -16,6 +16,7 @@ from fuseplan.backends.triton.templates.attention_scores import Scores
 from fuseplan.backends.triton.templates.product_arithmetic import write_factors
 from fuseplan.kernels.emit import Slot
 from fuseplan.kernels.kernel import Kernel
+from fuseplan.language.attend import Attend
 from fuseplan.language.layouts import image_strides
 
 LEAST = 16  # the smallest extent of a product's factor
@@ -74,6 +75,33 @@ def pieces_of(size: int, is_wide: bool, widths: tuple[int, ...] = ()) -> list[Pi
         found.append(Piece(at, at < size, width))
         start += width
     return found
+
+
+@dataclass(frozen=True)
+class Factor:
+    """Elements of rows that are loaded together: a piece, or the first and the second elements of some pairs.
+
+    Attributes:
+        pair: the numbers of the pairs, which are turned; None of elements that are not.
+    """
+
+    pieces: tuple[Piece, ...]
+    pair: Index | None = None
+
+
+def factors_of(made: Attend, is_wide: bool, *, is_single: bool) -> list[Factor]:
+    """The rows of queries and keys: turned pairs, and what is not turned."""
+
+    def listed(size: int) -> list[Piece]:
+        return pieces_of(size, is_wide, summed(size) if is_single else ())
+
+    (step, apart), rest = made.pair_steps, made.size - made.rotary
+    factors = [
+        Factor(tuple(Piece(each.at * step + begin, each.exists, each.size) for begin in (0, apart)), each.at)
+        for each in (listed(made.rotary // 2) if made.rotary else ())
+    ]
+    passing = listed(rest) if rest else []
+    return factors + [Factor((Piece(each.at + made.rotary, each.exists, each.size),)) for each in passing]
 
 
 Pieces = list[tuple[str, Piece]]  # the names of a tile's pieces

@@ -7,6 +7,7 @@ without masks; those at the edges of a band, of a length and at the end have the
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import nullcontext
 from math import log, log2
 
@@ -30,6 +31,7 @@ from fuseplan.backends.triton.shell import Writer
 from fuseplan.kernels.emit import Slot
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.language.dtypes import dtype_of
+from fuseplan.scalar import fold
 
 LOG2_E = log2(2.718281828459045)
 NOTHING = 'float("-inf")'
@@ -62,10 +64,11 @@ class Scores(Writer):
         self.tiles = ceil_div(self.heads.rows, rows)
         self.epilogue = Elementwise(kernel, "epilogue", self.text, namespace=namespace)
         self.table = dialect.table(self.text, namespace, kernel.src.dtype, kernel.compute_dtype)
+        self.table["number"] = self._number
         self.beside = {each.role: each for each in kernel.operands if each.strides}
         self.is_beside = bool(self.made.bias_axes or self.made.mask_axes)
         # Without anything between product and exponential, the scale is a factor of both.
-        self.is_plain = not self.made.softcap and not self.made.bias_axes and self.made.scale > 0
+        self.is_plain = self.made.is_scaled and not self.made.bias_axes and self.made.scale > 0
         self.factor = self.made.scale * LOG2_E if self.is_plain else 1.0
         self.is_wide = False
         self.head = self.query = as_index(0)
@@ -128,10 +131,32 @@ class Scores(Writer):
 
     # ---- a block
 
-    def scale(self) -> None:
-        """What stands between product and exponential, of the score alone; in units of log2."""
+    def axes_at(self, head: Index, other: Index) -> Mapping[str, Index]:
+        """Where a block's scores are, by the letter of the axis: of rows of `query`, and what they meet."""
+        down, across = ("t", "s") if self.heads.by == "key" else ("s", "t")
+        return {
+            "b": self.batch,
+            "h": head.at(DOWN),
+            down: self.query.at(DOWN),
+            across: other.at(ACROSS),
+        }
+
+    def known(self, head: Index, other: Index) -> Mapping[str, str]:
+        """What a block's scores are made of, by the names in their formula."""
+        places = self.axes_at(head, other)
+        return {"x": "scores", **{f"index({axis})": places[axis].atom for axis in self.made.places}}
+
+    def _number(self, place: str) -> str:
+        """A place as a number of f32; head and image are of no tensor, and may be numbers in the text."""
+        return f"{place}.0" if place.isdigit() else self.text.let("number", f"{place} * 1.0")
+
+    def scale(self, known: Mapping[str, str]) -> None:
+        """What stands between product and exponential, but for the bias; in units of log2."""
         made = self.made
-        if made.softcap:
+        if made.formula:
+            score = fold(made.score, known, self.table)
+            self.text.line(f"scores = {score} * {LOG2_E!r}")
+        elif made.softcap:
             self.text.line(f"scores = scores * {made.scale / made.softcap!r}")
             self.text.line(f"scores = {self.table['tanh']('scores')} * {made.softcap * LOG2_E!r}")
         elif not self.is_plain:
@@ -150,7 +175,7 @@ class Scores(Writer):
         """Loads a block's bias and mask, for rows of `query` and what they meet."""
         made, is_key = self.made, self.heads.by == "key"
         down, across = ("t", "s") if is_key else ("s", "t")
-        known = {"b": self.batch, "h": head.at(DOWN)} | {down: self.query.at(DOWN), across: other.at(ACROSS)}
+        known = self.axes_at(head, other)
         by_row = {down, "h"} if self.heads.members > 1 else {down}
         for role, name, axes in (("bias", "bias", made.bias_axes), ("mask", "seen", made.mask_axes)):
             if not axes:

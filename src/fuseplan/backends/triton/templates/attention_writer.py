@@ -2,24 +2,47 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from fuseplan.backends.triton.index import (
     ACROSS,
     DOWN,
     PRODUCT,
     WIDE,
     Index,
+    Mask,
     arange,
     ceil_div,
     number,
 )
 from fuseplan.backends.triton.shell import last_to_arrive, of_launch
 from fuseplan.backends.triton.storage import named
-from fuseplan.backends.triton.templates.attention_rows import AttentionKnobs, Rows, padded, summed
+from fuseplan.backends.triton.templates.attention_rows import AttentionKnobs, Factor, Rows, factors_of, padded
 from fuseplan.backends.triton.templates.attention_scores import NOTHING
 from fuseplan.kernels.emit import COUNTER_BYTES
 from fuseplan.kernels.kernel import Kernel
 
 FEW = 64  # queries: of fewer, the heads that read the same keys are rows of one tile
+
+
+@dataclass(frozen=True)
+class Side:
+    """Rows of a tensor as one axis of a tile.
+
+    Attributes:
+        pointer: the tensor's argument.
+        row: where each row begins; its elements are `step` apart.
+        place: of each row, among the keys.
+        exists: the rows that there are.
+        across: how the elements of a row lie in the tile.
+    """
+
+    pointer: str
+    row: Index
+    step: int
+    place: Index
+    exists: Mask
+    across: str
 
 
 class AttentionWriter(Rows):
@@ -65,12 +88,34 @@ class AttentionWriter(Rows):
         self.head = text.index("heads" if heads.members > 1 else "head", head.wide(self.is_wide))
 
     def _queries(self) -> None:
-        widths = summed(self.made.size) if self.is_single else ()
-        self.queries = self.load("query", "queries", "src_row", self.head, self.query, self.has_row, widths)
-        self.split(*(name for name, _ in self.queries))
+        at, step = self.begin("query", "src_row", self.head, self.query)
+        place = self.query + self.made.offset
+        side = Side("src", at.at(DOWN), step, place.at(DOWN), self.has_row.at(DOWN), ACROSS)
+        factors = factors_of(self.made, self.is_wide, is_single=self.is_single)
+        self.queries = [(self._loaded("queries", side, each), each) for each in factors]
         self.text.line(f"top = tl.full([{self.rows}], {NOTHING}, tl.float32)")
         self.text.line(f"sums = tl.zeros([{self.rows}], tl.float32)")
         self.results = self.zeros("made", self.made.features)
+
+    def _loaded(self, name: str, side: Side, factor: Factor) -> tuple[str, ...]:
+        """Loads elements of rows; pairs are turned by the angles of their rows' places."""
+        text, names, across = self.text, list[str](), side.across
+        for piece in factor.pieces:
+            mask = side.exists & piece.exists.at(across)
+            where = side.row + (piece.at * side.step).at(across)
+            names.append(text.let(name, f"tl.load({side.pointer} + {where}{mask.guard()})"))
+        if factor.pair is not None:
+            at = side.place * self.made.angles[1] + factor.pair.at(across)
+            guard = f"{at}{mask.guard()}"
+            cos, sin = (
+                text.let(each, f"tl.load({self.pointer(each)} + {guard}).to(tl.float32)")
+                for each in ("cos", "sin")
+            )
+            one, other = (f"{each}.to(tl.float32)" for each in names)
+            turned = (f"{one} * {cos} - {other} * {sin}", f"{other} * {cos} + {one} * {sin}")
+            names = [text.let(name, f"({each}).to({named(self.kernel.src.dtype)})") for each in turned]
+        self.split(*names)
+        return tuple(names)
 
     # ---- the keys
 
@@ -107,27 +152,27 @@ class AttentionWriter(Rows):
         text, made, keys = self.text, self.made, self.knobs.keys
         key = text.index("key", Index("start", 0, made.keys) + arange(keys))
         has_key = text.mask("has_key", self.has_key(key, limit))
-        at, size = self.begin("key", "key_row", self.key_head, key)
-        for place, (query, piece) in enumerate(self.queries):
-            mask = has_key.at(ACROSS) & piece.exists.at(DOWN)
-            where = at.at(ACROSS) + (piece.at * size).at(DOWN)
-            text.line(f"k = tl.load({self.pointer('key')} + {where}{mask.guard()})")
-            self.split("k")
-            self.dot("scores", query, "k", "scores" if place else "")
-        self.scale()
+        at, step = self.begin("key", "key_row", self.key_head, key)
+        pointer, places = self.pointer("key"), key.at(ACROSS)
+        side, sums = Side(pointer, at.at(ACROSS), step, places, has_key.at(ACROSS), DOWN), ""
+        for queries, factor in self.queries:
+            for query, name in zip(queries, self._loaded("k", side, factor), strict=True):
+                self.dot("scores", query, name, sums)
+                sums = "scores"
+        self.scale(self.known(self.head, key))
         self.load_beside(self.head, key, self.has_row, has_key)
         self.add_beside()
         self.hide(key, has_key, begin, end)
         self.weigh()
-        factor = "weights" if self.is_single else f"weights.to({named(self.kernel.src.dtype)})"
-        self.split(factor)
+        weights = "weights" if self.is_single else f"weights.to({named(self.kernel.src.dtype)})"
+        self.split(weights)
         at, size = self.begin("value", "value_row", self.key_head, key)
         for result, piece in self.results:
             mask = has_key.at(DOWN) & piece.exists.at(ACROSS)
             where = at.at(DOWN) + (piece.at * size).at(ACROSS)
             text.line(f"v = tl.load({self.pointer('value')} + {where}{mask.guard()})")
             self.split("v")
-            self.dot(result, factor, "v", f"{result} * correction[:, None]")
+            self.dot(result, weights, "v", f"{result} * correction[:, None]")
 
     # ---- the end
 

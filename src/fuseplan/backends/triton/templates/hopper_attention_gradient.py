@@ -21,6 +21,7 @@ from fuseplan.kernels.target import Target
 from fuseplan.kernels.template import Accuracy, Template
 from fuseplan.language.attend import AttendGradient
 from fuseplan.messages.reasons import Claim, Reason, claim
+from fuseplan.scalar import text
 
 ROLES = ("key", "value", "lse", "delta", "grad")
 # Groups, others of a block, and whether products lag, for heads of up to so many elements.
@@ -72,7 +73,8 @@ class HopperAttentionGradient(HopperGradientKnobs):
         size, most = max(made.size, made.features), max(BY_KEY)
         yield claim(size <= most, Reason.HEAD_SIZE, got=size, want=f"at most {most}", operator=0)
         is_full = cls._is_key(kernel) and size > SMALL
-        yield claim(not (is_full and made.softcap), Reason.CAPPED_SLOPES, got=made.softcap, operator=0)
+        is_crowded = is_full and not made.is_scaled
+        yield claim(not is_crowded, Reason.CAPPED_SLOPES, got=text(made.score), operator=0)
         yield claim(any(cls._made(kernel, target)), Reason.UNSEEN_KEYS)
 
     @classmethod
@@ -82,7 +84,7 @@ class HopperAttentionGradient(HopperGradientKnobs):
     @classmethod
     def _made(cls, kernel: Kernel, target: Target) -> Iterator[HopperAttentionGradient]:
         made, is_key = kernel.attention, cls._is_key(kernel)
-        size, is_crowded = max(made.size, made.features), made.softcap or bytes_beside(kernel)
+        size, is_crowded = max(made.size, made.features), not made.is_scaled or bytes_beside(kernel)
         crowded, usual = (CROWDED_BY_KEY, BY_KEY) if is_key else (CROWDED_BY_QUERY, BY_QUERY)
         tiles = crowded if is_crowded else usual
         listed = next(each for most, each in tiles.items() if size <= most)

@@ -298,12 +298,12 @@ class HopperGradientWriter(HopperRows):
         return f"{name}_ring.index(stage).load(gl.SliceLayout(0, score_layout)){ACROSS}"
 
     def _weigh(self, start: Index, other: Index, exists: Mask) -> None:
-        """Weights of the scores, and the steepness of a bounded one in them, as a factor of the slopes."""
+        """Weights of the scores, and the steepness of their formula in them, as a factor of the slopes."""
         text, made = self.text, self.made
-        if made.softcap:
-            steepness = fold(made.slope, {"x": "scores"}, self.table)
-            text.line(f"steepness = {steepness}")
-        self.scale()
+        known = self.known(self.other_head if self.is_key else self.head, other)
+        if not made.is_scaled:
+            text.line(f"steepness = {fold(made.slope, known, self.table)}")
+        self.scale(known)
         self.add_beside()
         # No row is behind the others' end where these are queries: the sums told of such are infinite.
         self.hide(other, ALL if self.is_key else exists, self.begin, self.end, start)
@@ -311,7 +311,7 @@ class HopperGradientWriter(HopperRows):
         text.line(f"weights = gl.exp2(scores{scaled} - {self._told('base')})")
         if self.is_key:
             text.line(f"weight_factor = {self._factor('weights', 'weight_layout')}")
-        if made.softcap:
+        if not made.is_scaled:
             text.line("weights = weights * steepness")
 
     def _slopes(self) -> None:
@@ -327,7 +327,7 @@ class HopperGradientWriter(HopperRows):
     def _finish(self) -> None:
         """Results by copies from shared memory, where the tile's rows were; dst through the epilogue."""
         text, lots, kernel = self.text, self.lots, self.kernel
-        scaled = "" if self.made.softcap else f" * {self.made.scale!r}"
+        scaled = "" if not self.made.is_scaled else f" * {self.made.scale!r}"
         if self.is_key and self.made.is_padded:
             row = self.rows_at(number("team", self.knobs.groups))
             for name, layout in (("made", "layout"), ("value_made", "value_layout")):

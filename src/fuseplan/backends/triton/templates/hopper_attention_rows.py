@@ -67,10 +67,12 @@ def limits(
     yield claim(is_half, Reason.NOT_HALF, got=" to ".join(dtypes), operator=0)
     odd = next(_odd(kernel), None)
     yield claim(odd is None, Reason.COPY_ALIGNMENT, got=odd, want=f"multiples of {ALIGNED}", operator=0)
-    others = [each for each in kernel.operands if each.role not in (*roles, *BESIDE)]
+    others = [each for each in kernel.operands if each.role not in (*roles, *BESIDE, "cos", "sin")]
     found = [each.key for each in others if not each.is_channel or not each.packed]
     beside = next((each for each in (*found, *(index.key for index in kernel.indices))), None)
     yield claim(beside is None, Reason.BESIDE_KEYS, got=beside)
+    rotary = kernel.attention.rotary
+    yield claim(not rotary, Reason.TURNED_COPIES, got=f"rotary={rotary}", operator=0)
     saved = next(iter(kernel.saved), None)
     yield claim(saved is None, Reason.SAVED, operator=saved)
 

@@ -221,7 +221,7 @@ class HopperAttentionWriter(HopperRows):
             "mbarrier.arrive(key_empty.index(key_stage))",
         )
         self._advance("key")
-        self.scale()
+        self.scale(self.known(self.head, key))
         self.add_beside()
         self.hide(key, has_key, self.begin, self.end)
         self.weigh()

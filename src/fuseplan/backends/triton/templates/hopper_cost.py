@@ -31,7 +31,7 @@ HIDDEN = 0.337  # of the shorter of arithmetic and memory shows beside the longe
 MEETING = 4.32e-6  # of spread tiles: waits for the sums of other programs
 SUM_BYTES_A_SECOND = 33.7e9  # of these sums, written and read
 APART = 1.22  # copies of programs that are at other channels each, over copies of the same ones at once
-# Of rows with statistics, 10 plans on an H200: tiles of fewer features, and sums that leave few registers,
+# Of rows with statistics, 7 plans on an H200: tiles of fewer features, and sums that leave few registers,
 # over others.
 NARROW_SUMS, WIDE_SUMS, CROWDED_SUMS = 1.08, 192, 1.05
 STAYING = 16  # weights of up to this part of the L2 are as fast for later tiles of rows as for the first

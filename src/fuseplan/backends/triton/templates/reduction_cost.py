@@ -28,7 +28,7 @@ DISPATCH = 0.53e-9  # for each program: 27344 rows of 64 took 8.3 us in 6,836 pr
 # Of a program: for its first loads, and those of each block that it visits; of a further piece in registers,
 # that many times; for operands that all cells share; the share of its bytes' time that none hides.
 LATENCY, FURTHER, SHARED_LATENCY, UNHIDDEN = 0.103e-6, 4.1, 1.25e-6, 0.15
-STEP, MEETING = 2.29e-9, 4e-6  # for an instruction of each element of a thread; for programs to merge states
+STEP, MEETING = 2.29e-9, (1.6e-6, 4e-6)  # for a thread's element, an instruction; to meet, of a cell or more
 WAIT, WARP = 0.76e-6, 0.0223e-6  # for warps to join a number; for each of them
 # Of a program that goes through tiles: for each of them, for each instruction of each element that a thread
 # has, and for each number that a warp joins; memory's time over that of other programs.
@@ -51,7 +51,7 @@ PASSING = 1.4  # bytes that are read again lose their place to one that is read 
 STEEP = (3.3, 1.86)  # of the norm of these times; where programs go through tiles
 # Registers of a thread for all else, for an element of src, and for one of an operand: of the cell; that all
 # cells share, in formulas behind the statistics, and in these. Where a tile has whole cells, or pieces.
-WHOLE, PIECE = (17, 1.0, 1.0, 0.25, 0.6), (26, 0.4, 0.5, 0.3, 0.3)
+WHOLE, PIECE = (17, 1.0, 1.0, 0.25, 0.6), (24, 0.5, 0.5, 0.3, 0.3)
 # Of a row in pieces: registers for all else; the share of a thread's registers that may be asked for. The
 # share grows with 16-bit elements, which the compiler keeps in pairs: once beside operands of the cell, and
 # once beside sums in so few warps.
@@ -206,7 +206,7 @@ class Cost:
         memory = self._memory(knobs, min(places, groups) * knobs.cells)
         chain = LATENCY * (1 + FURTHER * (turns - 1) if is_cut else turns * passes) + STEP * visited
         chain += joined * (WAIT + WARP * knobs.warps) * (knobs.warps > 1)
-        chain += MEETING * len(self.kernel.statistics) * (knobs.programs > 1)
+        chain += MEETING[knobs.cells > 1] * len(self.kernel.statistics) * (knobs.programs > 1)
         chain += UNHIDDEN * self.kernel.minimum_bytes / self.memory * processors / programs
         waves = ceil_div(programs, places)
         if knobs.resident:

@@ -52,7 +52,6 @@ class PlacedWriter(Writer):
     at_cell: dict[str, Index]
     has_cell: Mask
     known: dict[str, str]
-    indices: set[str]
     is_wide: bool
     member: Index
     blocks: int
@@ -149,7 +148,7 @@ class PlacedWriter(Writer):
             name, (where, mask) = part_of(leaf)[0], self._where(leaf, along, exists, part)
             if name == INDEX:
                 return self.text.let("index", f"({where}).to({self.compute})")
-            if name in self.indices:
+            if any(each.key == name for each in self.kernel.indices):
                 return self.text.let("index", str(where.widened(where.constant is not None)))
             slot = Slot(name) if name == "src" else Slot("operand", name)
             hint = self.hint if name in ("src", *self.own) else hinted("evict_last")

@@ -60,13 +60,14 @@ class ReductionWriter(PlacedWriter):
         self.blocks = ceil_div(self.lattice.element_count, knobs.elements)
         self.cells = of_launch(kernel, self.lattice.cell_count)
         self.groups = ceil_div(self.cells, knobs.cells)
-        vector = VECTOR // kernel.src.itemsize if self.lattice.is_along else 1
+        self.is_held = knobs.holds(self.lattice.element_count)
+        self.is_cut, self.fixed = self.is_held and knobs.programs < self.blocks, []
+        widest = max(kernel.src.itemsize, kernel.dst.itemsize * self.is_cut)
+        vector = VECTOR // widest if self.lattice.is_along else 1
         vector, in_lanes = self.lattice.inner_extent or vector, knobs.lanes or bool(self.lattice.inner)
         self.tile = (knobs.elements // vector, vector) if in_lanes else (knobs.elements,)
         none = ", None" * (len(self.tile) - 1)
         self.down, self.across = f"[:, None{none}]", f"[None, :{', :' * (len(self.tile) - 1)}]"
-        self.is_held = knobs.holds(self.lattice.element_count)
-        self.is_cut, self.fixed = self.is_held and knobs.programs < self.blocks, []
         self.shared = shared_columns(kernel, self.lattice)
         keys = {each.key: self.lattice.tensors.index(each.key) for each in kernel.operands}
         self.own = [key for key, at in keys.items() if any(axis.steps[at] for axis in self.lattice.cells)]
@@ -76,7 +77,7 @@ class ReductionWriter(PlacedWriter):
         self.is_wide = self.is_open or reach >= WIDE
         self.picks, self.picked = picks(kernel, self.lattice), dict[str, str]()
         most = max((len(self._parts(each)) for each in kernel.statistics), default=0)
-        group = knobs.programs, int(self.groups.high), knobs.cells, most, self.compute
+        group = knobs.programs, int(self.groups.high), knobs.cells * (knobs.cells > 1), most, self.compute
         self.meeting = Meeting(self.text, *group, repeats=False, exchanges=bool(kernel.statistics))
         self.sums = ColumnSums(self.text, knobs, kernel, target, self.tile)
         formulas = [stage.expression for stage in (*kernel.prologue, *kernel.epilogue)]
@@ -86,7 +87,6 @@ class ReductionWriter(PlacedWriter):
         parameters = [key for key in kernel.parameters if key in used]
         self.of_cells = [each for each in kernel.results if each not in self.lattice.of_runs]
         self.first = self._read_first()
-        self.indices = {each.key for each in kernel.indices}
         self.known = {key: argument(Slot("parameter", key)) for key in parameters}
         self.workspace_bytes = self.meeting.workspace_bytes + self.sums.workspace_bytes
         meets = self.meeting.is_needed or bool(kernel.sums)
@@ -311,11 +311,14 @@ class ReductionWriter(PlacedWriter):
         """The state of all programs of a group."""
         if not self.meeting.is_needed:
             return state
-        cells = self.knobs.cells
-        found = [self.text.let("own", f"tl.reshape({name}, ({cells},))") for name in state.values()]
+        # One cell's are scalars: Triton spreads columns by 2,048 stores; 4 rows of 131,072 took 42 us for 8.
+        cells, shape = self.knobs.cells, (self.knobs.cells, *(1 for _ in self.tile))
+        told = f"tl.reshape({{}}, ({cells},))" if cells > 1 else "tl.sum({})"
+        spread = f"tl.reshape({{}}, {shape})" if cells > 1 else f"tl.full({shape}, {{}}, {self.compute})"
+        found = [self.text.let("own", told.format(name)) for name in state.values()]
         shares = dict(zip(state, self.meeting.exchange(found), strict=True))
-        made, shape = self._merged(statistic, shares, 0, "[None, :]"), (cells, *(1 for _ in self.tile))
-        return {name: self.text.let("all", f"tl.reshape({value}, {shape})") for name, value in made.items()}
+        made = self._merged(statistic, shares, 0, "[None, :]" * (cells > 1))
+        return {name: self.text.let("all", spread.format(value)) for name, value in made.items()}
 
     def _numbers(self, statistic: Statistic, state: State) -> None:
         """The finished numbers, leaves of all formulas behind."""
