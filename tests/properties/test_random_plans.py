@@ -14,23 +14,27 @@ import pytest
 
 from forced import REGISTERS
 from fuseplan.backends import backend_of
+from fuseplan.backends.triton.template import GpuTemplate
 from fuseplan.compile import CompiledPlan
 from fuseplan.compile import compile as compile_plan
 from fuseplan.errors import Unsupported
 from fuseplan.execution.build import build
 from fuseplan.execution.select import Considered, ranked
-from fuseplan.execution.stages import Records
+from fuseplan.execution.stages import Records, decide
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.lower import lower
 from fuseplan.kernels.match import match
-from fuseplan.kernels.target import Target, host_target
+from fuseplan.kernels.target import Target, host_target, parse_target
 from fuseplan.kernels.template import Template
-from fuseplan.measure.ground import Ground, checks_of, ground_of
+from fuseplan.language.dtypes import dtype_of
+from fuseplan.measure.data import random_arrays
+from fuseplan.measure.ground import Ground, allowed_deviation, checks_of, ground_of
 from fuseplan.measure.spaces import exact
 from fuseplan.messages.reasons import first_refusal
 from fuseplan.op import Elementwise, operand, operator
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.scalar import Scalar, where
+from interpreted import assert_interpreted
 from random_plans import drawn
 from unsteady import OutOfRangeError, motion
 
@@ -47,8 +51,20 @@ FOUND = (
 )
 
 
+FOUND_ON_GPUS = (
+    "f8e4m3[4x6] -> glu(relu)",
+    "f32[300] -> quantize(i8, per=block)",
+    "f32[3] -> quantize(i8, per=block) -> dequantize -> linear(2)",
+    "f32[8x1] -> cross_entropy -> add",
+    "f32[1x1] -> rms_norm_backward -> add",
+    "bf16[16x7x5] -> dropout(0.25, seed=3) -> batch_norm_training",
+    "bf16[5x4x4x3, nhwc] -> batch_norm_backward(gelu) -> cast(f8e5m2)",
+    "f64[2x4x6] -> mul -> group_norm_backward(2)",
+)
+
+
 def templates(kernel: Kernel, target: Target) -> Iterator[type[Template]]:
-    for each in backend_of("cpu").templates:
+    for each in backend_of(target.backend).templates:
         refusal = first_refusal(each.claims(kernel, target, "default"), each.name)
         if refusal is None:
             yield each
@@ -127,11 +143,50 @@ def test_a_condition_of_a_channel_is_no_number(registries: None) -> None:
         check(FusionPlan(src, Gated()), 1)
 
 
+def check_on_gpus(plan: FusionPlan, seed: int) -> None:
+    """The first candidate of every template whose source is plain Triton, interpreted, beside float64."""
+    target, extent = parse_target("triton:sm_90"), random.Random(seed).randint(1, 5) if plan.is_open else 0
+    numbers = plan.with_extents(extent, *[1] * (len(plan.src.open_axes) - 1)) if extent else plan
+    try:
+        kernel = lower(match(plan))
+        with np.errstate(all="ignore"):
+            want, far = motion(numbers, random_arrays(numbers, seed))
+    except (Unsupported, OutOfRangeError):
+        return
+    sizes = {key: abs(value).max(initial=0.0) for key, value in want.items()}
+    if plan.views or not all(1e-3 < size < np.inf for size in sizes.values()):
+        return  # smaller numbers of 8 and 16 bits lose bits
+    moved = max(each.max(initial=0.0) / sizes[key] for key, each in far.items())
+    for kind in templates(kernel, target):
+        template = next(iter(kind.candidates(kernel, target, "default")))
+        if isinstance(template, GpuTemplate) and template.emit(kernel, target).language == "triton":
+            slack = (allowed_deviation(kernel, template) + moved) / dtype_of(kernel.compute_dtype).epsilon
+            assert_interpreted(plan, template, target, seed=seed, slack=slack, extent=extent)
+
+
+@pytest.mark.parametrize("target", ["cpu:avx2", "triton:sm_90"])
+@pytest.mark.parametrize("axes", ["(0, 1)", "(0, 3)"])
+def test_rows_of_an_image_that_read_other_elements_are_no_rows_of_one_image(axes: str, target: str) -> None:
+    text = f"f32[2x7x3x8, bshd] -> layer_norm -> add_along({axes}) -> quantize(i8, per=block, block=4)"
+    with pytest.raises(Unsupported, match="one element for a block"):
+        decide(text, target)
+
+
+@pytest.mark.parametrize("text", FOUND_ON_GPUS)
+def test_plans_that_were_wrong_on_gpus(text: str) -> None:
+    check_on_gpus(FusionPlan.parse(text), 1)
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "case" in metafunc.fixturenames:
-        first, cases = map(metafunc.config.getoption, ("first", "cases"))
-        metafunc.parametrize("case", range(first, first + cases))
+    first, cases = map(metafunc.config.getoption, ("first", "cases"))
+    for name, count in (("case", cases), ("small_case", cases // 4)):
+        if name in metafunc.fixturenames:
+            metafunc.parametrize(name, range(first, first + count))
 
 
 def test_random_plans(case: int) -> None:
     check(drawn(case), case)
+
+
+def test_random_plans_on_gpus(small_case: int) -> None:
+    check_on_gpus(drawn(small_case, 400), small_case)

@@ -28,7 +28,7 @@ class Dependence:
             name = part_of(str(node.args[0]))[0]
             operand = self.operands.get(name)
             if operand is not None:
-                return frozenset(operand.axes) if operand.packed and not operand.strides else EVERYWHERE
+                return CHANNEL if operand.is_channel else EVERYWHERE if operand.axes else SHARED
             return EVERYWHERE if name in ("x", *self.values) else SHARED
         return SHARED.union(*map(self.axes, children(node)))
 
