@@ -115,8 +115,7 @@ class Elementwise:
         self._storage = Storage(text, namespace, kernel.compute_dtype)
         self._kernel = kernel
         self._operands = {op.key: op for op in kernel.operands if op.role == role}
-        is_both = bool(kernel.statistics) and not kernel.has_cells  # of a normalization, all stages
-        self._indices = {each.key: each for each in kernel.indices if is_both or each.role == role}
+        self._indices = {index.key: index for index in kernel.indices}
         self._saved = tuple(kernel.saved.values()) if role == "epilogue" else ()
         self._depends = Dependence(
             self._operands | _numbers(kernel),
