@@ -141,7 +141,7 @@ class _Reader:
         self.types[name] = type_of(array)
 
     def finish(self, outputs: list[str]) -> ReadModel:
-        """The graph, without operators and constants that nothing reads; ONNX Runtime runs no such operators."""
+        """The graph, without operators and constants that nothing reads: ONNX Runtime runs none of them."""
         found = {name: self.same.get(name, name) for name in outputs}
         self.parts.outputs = list(dict.fromkeys(found.values()))
         needed, kept = {*self.parts.outputs}, list[Node]()
