@@ -69,6 +69,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--whole", action="store_true", help="what continuous integration runs a part of is run in full"
     )
     parser.addoption("--share", default="1/1", help="K/N: of every N tests, the one at place K runs")
+    parser.addoption("--cases", type=int, default=60, help="how many random plans are drawn")
+    parser.addoption("--first", type=int, default=0, help="the seed of the first of them")
     parser.addoption("--versions", help="file to append a JSON line to: what passed with which versions")
 
 

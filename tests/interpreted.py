@@ -297,10 +297,11 @@ def in_kernel_order(plan: FusionPlan, kernel: Kernel, arrays: Mapping[str, Array
     orders = {operand.key: operand.order for operand in kernel.operands if operand.order}
     orders["src"] = _axes(plan[0].dst if kernel.lookup else plan.src, kernel)
     if kernel.has_cells:  # tensors behind the statistics may have fewer axes than src
-        ordered = {
-            key: array.transpose(orders[key]) if key in orders else array for key, array in arrays.items()
-        }
-        return ordered | {"src": ordered["src"].reshape(kernel.src.shape)}
+        ordered = {**arrays, "src": arrays["src"].transpose(orders["src"]).reshape(kernel.src.shape)}
+        for each in (each for each in kernel.operands if each.order):  # an axis may be in runs there
+            extents = [each.shape[each.order.index(axis)] for axis in range(len(each.order))]
+            ordered[each.key] = arrays[each.key].reshape(extents).transpose(each.order)
+        return ordered
     shapes = {
         operand.key: kernel.dst.shape
         for operand in kernel.operands

@@ -205,3 +205,11 @@ def test_a_call_may_give_tensors_that_the_model_has() -> None:
         now = stored | given
         (made,) = ours.run(None, {"x": x, **given})
         np.testing.assert_allclose(made, x @ now["v"] + now["w"], rtol=1e-5, atol=1e-5)
+
+
+def test_operators_whose_results_nobody_reads_are_not_run() -> None:
+    names = {"LpNormalization": ("x", "a"), "Sin": ("a", "b"), "Relu": ("x", "y")}
+    nodes = [helper.make_node(kind, [src], [dst]) for kind, (src, dst) in names.items()]
+    ours: OnnxModel = fuseplan.onnx.load(model(nodes, {"x": [2, 3]}, ["y"], {}), threads=1)
+    (made,) = ours.run(None, {"x": np.full((2, 3), -1, np.float32)})
+    assert (made == 0).all()

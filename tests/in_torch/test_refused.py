@@ -1,5 +1,6 @@
 """What fuse and the backend of torch.compile refuse, and what the errors say."""
 
+import logging
 from collections.abc import Callable
 
 import pytest
@@ -33,6 +34,14 @@ def test_modules_that_cannot_be_exported_are_refused() -> None:
         fused.fuse(nn.Linear(3, 3))
     with pytest.raises(ArgumentError, match=r"fuse takes an nn.Module .* got a function"):
         fused.fuse(_compiled, torch.randn(3))
+
+
+def test_an_example_of_another_shape_is_told_without_logs(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(
+        ArgumentError, match=r"same reduction dim.*\n  does `module.*` run\? If so, torch.compile"
+    ):
+        fused.fuse(nn.Linear(3, 4), torch.zeros(2, 5))
+    assert not [each for each in caplog.records if each.levelno >= logging.WARNING]
 
 
 @pytest.mark.parametrize(

@@ -169,6 +169,7 @@ def test_packed_projections_are_read_with_the_strides_of_src() -> None:
     ("text", "says"),
     [
         ("f32[2x3x8] -> attention", "tensors of four axes"),
+        ("f32[2x3x8] -> attention_gradient(by=key)", "tensors of four axes"),
         ("f32[2x3x4x8] -> attention(key_heads=2)", "must divide the heads"),
         ("f32[2x3x4x8] -> attention(window=-1)", "whole number from 0"),
         ("f32[2x3x4x8] -> attention(keys=True)", "whole number from 0"),

@@ -122,3 +122,8 @@ def test_shapes_that_are_none(shape: str, told: str, tmp_path: Path) -> None:
 def test_an_option_that_would_do_nothing_is_refused(words: list[str], told: str) -> None:
     made = CliRunner().invoke(command, words)
     assert (made.exit_code, told in made.output) == (2, True), made.output
+
+
+def test_a_layer_in_the_place_of_an_operator_is_told_the_way_in() -> None:
+    with pytest.raises(FuseplanError, match=r"got ReLU\(\)\n  A model is no plan"):
+        fuseplan.FusionPlan("f32[8x64]", torch.nn.ReLU())

@@ -117,7 +117,7 @@ def test_an_operator_that_cannot_be_is_refused_at_once_and_the_plan_stays() -> N
     ("wrong", "says"),
     [
         (lambda: add(Relu), "Write Relu(...)"),
-        (lambda: add("relu"), "got 'relu'\n  A text is read by FusionPlan.parse"),
+        (lambda: add("relu"), "got 'relu'\n  FusionPlan.parse reads a text, with the input's"),
         (lambda: add([Relu()]), "Operators are given one by one"),
         (lambda: FusionPlan("f32[2x3] -> relu"), "Use FusionPlan.parse(text)"),
         (lambda: add(None), "got None"),

@@ -28,7 +28,7 @@ class Dependence:
             name = part_of(str(node.args[0]))[0]
             operand = self.operands.get(name)
             if operand is not None:
-                return EVERYWHERE if operand.strides else frozenset(operand.axes)
+                return CHANNEL if operand.is_channel else EVERYWHERE if operand.axes else SHARED
             return EVERYWHERE if name in ("x", *self.values) else SHARED
         return SHARED.union(*map(self.axes, children(node)))
 
@@ -41,8 +41,8 @@ class Dependence:
         return self.axes(node) == CHANNEL
 
     def invariants(self, node: Scalar) -> Iterator[Scalar]:
-        """The largest parts that are the same for all positions of a channel."""
-        if not self.varies(node):
+        """The largest numbers that are the same for all positions of a channel; conditions are none."""
+        if not (self.varies(node) or node.is_condition):
             yield node
             return
         for child in children(node):

@@ -42,14 +42,10 @@ class Unit:
 
 def schedule(cut: Cut) -> list[Unit]:
     """The units of a graph, each after those whose values it reads; a library's operators in long runs."""
-    units = [*(_of_site(site) for site in cut.sites)]
+    units = [Unit(site.nodes, site.reads, site.results, site) for site in cut.sites]
     inside = {id(node) for unit in units for node in unit.nodes}
     units += [unit_of(cut.graph, (node,)) for node in cut.graph.nodes if id(node) not in inside]
     return _merged(cut, _ordered(cut, units))
-
-
-def _of_site(site: Site) -> Unit:
-    return Unit(site.nodes, site.reads, site.results, site)
 
 
 def unit_of(graph: Graph, nodes: tuple[Node, ...]) -> Unit:

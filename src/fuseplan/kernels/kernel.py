@@ -101,7 +101,7 @@ class KernelOperand:
     @property
     def is_channel(self) -> bool:
         """Whether it has one element for each channel."""
-        return self.axes == CHANNEL and not self.strides
+        return self.axes == CHANNEL and self.packed and not (self.strides or self.blocks)
 
     @property
     def is_inside(self) -> bool:

@@ -252,8 +252,8 @@ def _are_rows(steps: Sequence[Step]) -> bool:
     """Whether rows are evenly spaced, nothing is counted, and no operand differs between rows of an image."""
     is_even = all(row_stride(spec) is not None for spec in (steps[0].src, steps[-1].dst))
     is_even = is_even and not any(step.indices for step in steps)
-    operands = (each for step in steps for each in step.operands)
-    return is_even and (steps[0].src.rank == 2 or all(each.per != "activation" for each in operands))
+    given = ({*each.axes} - {step.src.channel_axis} for step in steps for each in step.operands)
+    return is_even and all(len(axes) in (0, steps[0].src.rank - 1) for axes in given)
 
 
 def _over_axes(kernel: Kernel, steps: Sequence[Step], centre: Step) -> Kernel:

@@ -195,12 +195,15 @@ class Moments(Statistic):
         return total / count, square / count
 
 
+@dataclass(frozen=True)
 class SumExp(Statistic):
     """The maximum m of the first expression, the sum of exp(expression - m), and the sums of the others.
 
-    No exponential overflows. Where m is infinite or NaN, the sum is NaN; where m is -inf, it is 0.
+    No exponential overflows. Where m is infinite or NaN, the sum is NaN; where m is -inf, it is 0. With
+    `has_numbers`, m may be infinite where a value is NaN too.
     """
 
+    has_numbers: bool = True
     word = "maximum and sum of exponentials"
 
     @property
@@ -212,7 +215,7 @@ class SumExp(Statistic):
         moved = leaf(total) * exp(leaf(before(most)) - shift)
         settled = where(leaf(most) > -inf, exp(x - leaf(most)), 0)
         sums = (Part(self.part(name), "add", each) for name, each in zip(self.names[2:], others, strict=True))
-        largest = Part(most, "maximum", x, has_numbers=True)
+        largest = Part(most, "maximum", x, has_numbers=self.has_numbers)
         return largest, Part(total, "add", exp(x - shift), moved, settled), *sums
 
 

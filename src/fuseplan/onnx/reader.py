@@ -141,13 +141,17 @@ class _Reader:
         self.types[name] = type_of(array)
 
     def finish(self, outputs: list[str]) -> ReadModel:
-        """The graph, without constants that nothing reads."""
+        """The graph, without operators and constants that nothing reads: ONNX Runtime runs none of them."""
         found = {name: self.same.get(name, name) for name in outputs}
         self.parts.outputs = list(dict.fromkeys(found.values()))
-        needed = {*self.parts.outputs, *(name for node in self.parts.nodes for name in node.inputs)}
+        needed, kept = {*self.parts.outputs}, list[Node]()
+        for node in reversed(self.parts.nodes):
+            if not needed.isdisjoint(filter(None, node.outputs)):
+                kept.append(node)
+                needed.update(node.inputs)
         for name in self.parts.constants.keys() - needed:
             del self.parts.constants[name]
-        self.parts.nodes = [*heads_apart(self.parts.nodes)]
+        self.parts.nodes = [*heads_apart(kept[::-1])]
         return ReadModel(with_axes(Graph(**vars(self.parts))), found, self.protos)
 
     def take(self, node: Any) -> None:

@@ -271,7 +271,7 @@ class AttentionGradient(Attending):
 
     def output(self, src: TensorSpec) -> TensorSpec:
         """The shape of src or of key, which lies as `attention` reads it, without gaps."""
-        shape = self.lying(src, src.shape[3]).shape if _is_by_key(self) else src.shape
+        shape = self.lying(src, self.attend(src).size).shape if _is_by_key(self) else src.shape
         return src if shape == src.shape and src.layout else _like(src, shape, is_dense=True)
 
     def meaning(self, given: Given) -> tuple[Array, dict[str, Array]]:

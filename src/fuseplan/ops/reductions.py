@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, ClassVar
 
@@ -101,7 +101,7 @@ def _checked(operator: str, value: object) -> Axes:
 class Exponentials(OverAxes):
     """An operator with the maximum over axes, and the sum of exponentials less it."""
 
-    def reductions(self, keys: Keys, src: TensorSpec) -> tuple[Statistic, ...]:
+    def reductions(self, keys: Keys, src: TensorSpec) -> tuple[SumExp]:
         return (SumExp((keys["largest"], keys["exp_sum"]), (leaf("x"),)),)
 
 
@@ -254,7 +254,9 @@ class Logsumexp(Removing, Exponentials):
 
     onnx = "ReduceLogSumExp"
     torch = "logsumexp"
-    reductions = Exponentials.reductions
+
+    def reductions(self, keys: Keys, src: TensorSpec) -> tuple[SumExp]:
+        return (replace(Exponentials.reductions(self, keys, src)[0], has_numbers=False),)
 
     def formula(self, keys: Keys, src: TensorSpec) -> Scalar:
         """The formula; the maximum itself where it is +inf or NaN."""

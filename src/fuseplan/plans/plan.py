@@ -367,13 +367,13 @@ def _input(src: object) -> TensorSpec:
     return TensorSpec.parse(src)
 
 
-def _remedy(value: object) -> str | None:
+def _remedy(value: object) -> str:
     """The way to write a value that is no operator."""
     if isinstance(value, type) and issubclass(value, Op):
         return f"Write {value.__name__}(...)"
     if isinstance(value, list | tuple):
         return "Operators are given one by one: FusionPlan(src, *operators)"
-    return "A text is read by FusionPlan.parse, with the input's" if isinstance(value, str) else None
+    return "FusionPlan.parse reads a text, with the input's" if isinstance(value, str) else instead_of(value)
 
 
 def _check_direction(direction: str, text: str) -> None:

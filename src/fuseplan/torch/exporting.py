@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
+import logging
 import operator
 import os
 import re
@@ -17,6 +18,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import fx, nn
@@ -227,6 +229,7 @@ def _tensor(named: dict[str, Any], name: str, owner: nn.Module) -> torch.Tensor:
     return named[name] if name in named else getattr(owner, name)  # such as a parametrized one
 
 
+@patch.object(logging.getLogger("torch._subclasses.fake_tensor"), "disabled", True)  # an error tells it
 def exported(
     module: nn.Module, inputs: Sequence[Any], kwargs: Mapping[str, Any], dynamic_shapes: Any = None
 ) -> Exported:
@@ -362,11 +365,11 @@ def _told(module: nn.Module, error: Exception) -> str:
     frames = traceback.extract_tb(error.__traceback__)[1:]
     own = [each for each in frames if not each.filename.startswith(FOREIGN)]
     place = f"\n  {own[-1].filename}:{own[-1].lineno}: {own[-1].line}" if own else ""
-    is_own = type(error).__module__ == "builtins" and not isinstance(error, RuntimeError)
+    is_own = type(error).__module__ == "builtins"
     is_own = is_own and (bool(own) or not isinstance(error, AssertionError | AttributeError))  # else torch's
-    remedy = (
-        NO_TREE if "in output, which is not a known type" in reason else NOT_CALLED if is_own else COMPILED
-    )
+    remedy = NO_TREE if "in output, which" in reason else NOT_CALLED if is_own else COMPILED
+    if is_own and isinstance(error, RuntimeError):  # the module's, or torch.export's
+        remedy += f" If so, {COMPILED}"
     if "`dynamic_shapes`" in reason:
         reason, remedy = reason.partition(" Alternatively")[0], LIKE_ARGUMENTS
     fixed = dict(SPECIALIZED.findall(str(error)))

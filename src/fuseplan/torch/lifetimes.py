@@ -226,11 +226,8 @@ class _Values:
             and all(user.target is first for user in node.users)
             and readable(value) is value
             and not any(each.is_neg() for each in (value, *tensors))
-            and self._is_aligned(value)
+            and value.storage_offset() * value.itemsize % self._vector == 0
         )
-
-    def _is_aligned(self, tensor: torch.Tensor) -> bool:
-        return bool(tensor.storage_offset() * tensor.itemsize % self._vector == 0)
 
     def _read(self, node: fx.Node) -> Iterator[int]:
         for each in node.all_input_nodes:

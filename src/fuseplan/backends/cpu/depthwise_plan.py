@@ -85,7 +85,7 @@ class Plan:
         """Whether reading src at each tap, with the prologue, costs less than a copy of it."""
         cost = sum(functions(stage.expression) for stage in self.kernel.prologue)
         early = (each for each in self.kernel.operands if each.role == "prologue")
-        element = any(each.is_inside or not each.packed for each in early)
+        element = any(each.is_inside or each.is_scattered or not each.packed for each in early)
         if _needs_padding(self.conv) or self.kernel.src.element_strides[1] != 1:
             return False
         return cost <= (_PROLOGUE if self.grouping.products == 1 else 0) and not element

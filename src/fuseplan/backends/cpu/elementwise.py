@@ -99,9 +99,9 @@ class Formulas:
         takes the values of stages that have names.
         """
         kept = {} if saved is None else saved
-        return (
-            self._call(x, place, known, kept) if self._is_long else self._applied(x, place, known, {}, kept)
-        )
+        if self._is_long:
+            return self._call(x, place, known, kept)
+        return self._applied(x, place, known, {}, kept)
 
     def _applied(
         self,
@@ -204,9 +204,8 @@ class Formulas:
         known[self._key(node, place)] = value
 
     def _key(self, node: Scalar, place: Place) -> object:
-        return (
-            (node, _written(place.channel), place.along_channels) if self._depends.channelled(node) else node
-        )
+        is_of_channel = self._depends.channelled(node)
+        return (node, _written(place.channel), place.along_channels) if is_of_channel else node
 
     def _value(
         self,
@@ -254,21 +253,22 @@ class Formulas:
         """The elements that a leaf names in an operand."""
         b, (key, _) = self.b, part_of(name)
         operand, pointer = self._operands[key], self._pointers[key]
+        computed = next(name for name, element in storage.COMPUTED.items() if element == b.element)
+        dtype = computed if operand.packed else operand.dtype
         if operand.strides:
             where, step = place.others[key]
             where = where + self._start(operand, name)
             if not step:
                 return b.broadcast(pointer, where)
-            return storage.read_at(b, operand.dtype, pointer, where, place.count, step)
+            return storage.read_at(b, dtype, pointer, where, place.count, step)
         if not operand.packed:
-            return storage.read_at(b, operand.dtype, pointer, place.element, place.count, place.step)
+            return storage.read_at(b, dtype, pointer, place.element, place.count, place.step)
         if operand.is_scattered:
             return self._gathered(operand, pointer, place)
         if operand.is_inside:
             inside = place.element if place.inside is None else place.inside
             is_whole = 1 in operand.axes and place.inside is not None
             inside = inside if is_whole else inside % operand.size
-            dtype = next(name for name, element in storage.COMPUTED.items() if element == b.element)
             return storage.read_at(b, dtype, pointer, inside, place.count, place.step)
         if not operand.axes:
             return b.broadcast(pointer)

@@ -115,7 +115,7 @@ class Elementwise:
         self._storage = Storage(text, namespace, kernel.compute_dtype)
         self._kernel = kernel
         self._operands = {op.key: op for op in kernel.operands if op.role == role}
-        self._indices = {index.key: index for index in kernel.indices if index.role == role}
+        self._indices = {index.key: index for index in kernel.indices}
         self._saved = tuple(kernel.saved.values()) if role == "epilogue" else ()
         self._depends = Dependence(
             self._operands | _numbers(kernel),

@@ -68,7 +68,7 @@ def limits(
     odd = next(_odd(kernel), None)
     yield claim(odd is None, Reason.COPY_ALIGNMENT, got=odd, want=f"multiples of {ALIGNED}", operator=0)
     others = [each for each in kernel.operands if each.role not in (*roles, *BESIDE, "cos", "sin")]
-    found = [each.key for each in others if not each.is_channel or not each.packed]
+    found = [each.key for each in others if not each.is_channel]
     beside = next((each for each in (*found, *(index.key for index in kernel.indices))), None)
     yield claim(beside is None, Reason.BESIDE_KEYS, got=beside)
     rotary = kernel.attention.rotary

@@ -137,7 +137,7 @@ class Space:
 
     def choices(self) -> Iterator[Knobs]:
         """All of them."""
-        vector = 16 // self.kernel.dst.itemsize
+        vector = 16 // max(self.kernel.src.itemsize, self.kernel.dst.itemsize)
         for (form, columns), (warps, resident), unrolled in product(self.shapes(), RESIDENT, UNROLLED):
             tile = warps * self.target.warp * vector
             rows, width = (1, tile) if form == "planes" else (max(1, tile // columns), columns)

@@ -198,7 +198,7 @@ class PointwiseWriter(Writer):
 
     def _parts(self, element: Index, mask: str) -> None:
         """Reads each part of src at the places of a tile, and writes each part of dst."""
-        text, is_compute = self.text, self.kernel.src.dtype == self.kernel.compute_dtype
+        text = self.text
         known: dict[str, Index] = {}
 
         def along(name: str, strides: Sequence[int]) -> Index:
@@ -225,7 +225,7 @@ class PointwiseWriter(Writer):
         before = [stages.read(place) for stages, place in zip(self.before, before, strict=True)]
         given: dict[str, str] = {}
         for index, (stages, place) in enumerate(zip(self.before, before, strict=True)):
-            x = loaded[index] if is_compute else text.let("x", f"{loaded[index]}.to({stages.compute})")
+            x = stages.widened(loaded[index], self.kernel.src.dtype)
             given[f"x[{index}]"] = stages.apply(x, place)
         for stages, place in zip(self.behind, behind, strict=True):
             stages.given = given

@@ -146,10 +146,10 @@ class PlacedWriter(Writer):
     ) -> Tile:
         def load(leaf: str) -> str:
             name, (where, mask) = part_of(leaf)[0], self._where(leaf, along, exists, part)
-            if name == INDEX:
-                return self.text.let("index", f"({where}).to({self.compute})")
-            if any(each.key == name for each in self.kernel.indices):
-                return self.text.let("index", str(where.widened(where.constant is not None)))
+            if name == INDEX or any(each.key == name for each in self.kernel.indices):
+                index = where.widened(where.constant is not None)  # a number is no tensor
+                made = f"({index}).to({self.compute})" if name == INDEX else str(index)
+                return self.text.let("index", made)
             slot = Slot(name) if name == "src" else Slot("operand", name)
             hint = self.hint if name in ("src", *self.own) else hinted("evict_last")
             return self._loaded(name, argument(slot), where, mask, hint)
@@ -158,11 +158,11 @@ class PlacedWriter(Writer):
 
     def _loaded(self, name: str, pointer: str, where: Index, mask: Mask, hint: str) -> str:
         is_src = name == "src"
-        dtype = self.kernel.src.dtype
-        if not is_src:
-            operand = self.kernel.operand(name)
-            dtype = self.kernel.compute_dtype if operand.packed else operand.dtype
-        if is_src and where.constant is not None:
+        operand = None if is_src else self.kernel.operand(name)
+        dtype = self.kernel.src.dtype if operand is None else operand.dtype
+        if operand and operand.packed:
+            dtype = self.kernel.compute_dtype
+        elif where.constant is not None and (is_src or self.lattice.element_count == 1):
             zeros = f"tl.zeros({(self.knobs.cells, *self.tile)}, tl.int32)"
             where = Index(f"{zeros} + {where}" if where.constant else zeros)
         address = pointer if where.constant == 0 else f"{pointer} + {where}"

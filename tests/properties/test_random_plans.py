@@ -1,0 +1,192 @@
+"""Random plans of the whole language: every template that takes one computes it, within its stated bound.
+
+python -m pytest tests/properties/test_random_plans.py --cases 5000 --first 100000
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from forced import REGISTERS
+from fuseplan.backends import backend_of
+from fuseplan.backends.triton.template import GpuTemplate
+from fuseplan.compile import CompiledPlan
+from fuseplan.compile import compile as compile_plan
+from fuseplan.errors import Unsupported
+from fuseplan.execution.build import build
+from fuseplan.execution.select import Considered, ranked
+from fuseplan.execution.stages import Records, decide
+from fuseplan.kernels.kernel import Kernel
+from fuseplan.kernels.lower import lower
+from fuseplan.kernels.match import match
+from fuseplan.kernels.target import Target, host_target, parse_target
+from fuseplan.kernels.template import Template
+from fuseplan.language.dtypes import dtype_of
+from fuseplan.measure.data import random_arrays
+from fuseplan.measure.ground import Ground, allowed_deviation, checks_of, ground_of
+from fuseplan.measure.spaces import exact
+from fuseplan.messages.reasons import first_refusal
+from fuseplan.op import Elementwise, operand, operator
+from fuseplan.plans.plan import FusionPlan
+from fuseplan.scalar import Scalar, where
+from interpreted import assert_interpreted
+from random_plans import drawn
+from unsteady import OutOfRangeError, motion
+
+# Plans that were computed wrongly, or not built, when such a test first drew their kind.
+FOUND = (
+    "f32[70] -> add",
+    "f32[31] -> activation_backward(relu) -> bias",
+    "f64[70] -> activation_backward(softsign) -> mul_along((0,)) -> bias",
+    "f32[5x16x8x8, nhwc] -> mul_along((0, 1)) -> conv2d(16, kernel=3, groups=16)",
+    "f32[5x2x64, nwc] -> mul_along((0, 2)) -> conv1d(2, kernel=1, groups=2)",
+    "i8[33x64] -> dequantize(bf16, per=channel, zero_points=True) -> cumsum",
+    "f64[33x64] -> cast(f32) -> scale -> cumsum",
+    "f32[3x5x6x64] -> rotary -> quantize(i8, per=channel, zero_points=True)",
+)
+
+
+FOUND_ON_GPUS = (
+    "f8e4m3[4x6] -> glu(relu)",
+    "f32[300] -> quantize(i8, per=block)",
+    "f32[3] -> quantize(i8, per=block) -> dequantize -> linear(2)",
+    "f32[8x1] -> cross_entropy -> add",
+    "f32[1x1] -> rms_norm_backward -> add",
+    "bf16[16x7x5] -> dropout(0.25, seed=3) -> batch_norm_training",
+    "bf16[5x4x4x3, nhwc] -> batch_norm_backward(gelu) -> cast(f8e5m2)",
+    "f64[2x4x6] -> mul -> group_norm_backward(2)",
+)
+
+
+def templates(kernel: Kernel, target: Target) -> Iterator[type[Template]]:
+    for each in backend_of(target.backend).templates:
+        refusal = first_refusal(each.claims(kernel, target, "default"), each.name)
+        if refusal is None:
+            yield each
+        assert str(refusal)
+
+
+def check(plan: FusionPlan, seed: int) -> None:
+    """Every template's best candidate, and another one, beside float64."""
+    rng = random.Random(seed)
+    width = rng.choice((*REGISTERS, host_target().vector_bytes))
+    target = replace(
+        host_target(), threads=rng.randint(1, 2), vector_bytes=width, vector_registers=REGISTERS[width]
+    )
+    try:
+        kernel = lower(matched := match(plan))
+    except Unsupported:
+        return
+    numbers = plan.with_extents(*(rng.randint(1, 17) for _ in plan.src.open_axes))
+    with np.errstate(all="ignore"):
+        ground = ground_of(numbers, target, seed)
+    for kind in templates(kernel, target):
+        every = list(kind.candidates(kernel, target, "default"))
+        best = min(every, key=lambda each: each.seconds(kernel, target))
+        for template in dict.fromkeys((best, rng.choice(every))):
+            choice = ranked(template, (Considered(template.text),))
+            program = build(choice, kernel, target, use_cache=False)
+            compiled = CompiledPlan(Records(plan, target, "default", matched, kernel, choice), program)
+            compare(compiled, numbers, ground)
+
+
+def compare(compiled: CompiledPlan, numbers: FusionPlan, ground: Ground) -> None:
+    """The results are right; those that are not within their bounds, within what rounding moves."""
+    template, call = compiled.choice.template, ground.call(compiled.bind)
+    with np.errstate(all="ignore"):
+        got = call()
+        errors = {key: error for key, error in ground.deviations(got).items() if key not in numbers.views}
+        wrong = [each for each in checks_of(compiled.kernel, template, errors) if not each.is_right]
+        if not wrong:
+            return
+        try:
+            want, far = motion(numbers, ground.tensors)
+        except OutOfRangeError:
+            return
+        dtypes = {"out": numbers.output.dtype} | {each.key: each.dtype for each in numbers.results}
+        made = dict(zip(dtypes, got if isinstance(got, tuple) else (got,), strict=False))
+        for each in wrong:
+            value, right = exact(made[each.tensor], dtypes[each.tensor]), want[each.tensor]
+            same = (value == right) | (np.isnan(value) & np.isnan(right))
+            largest = abs(right).max(initial=0.0, where=np.isfinite(right))
+            is_near = same | (abs(value - right) <= each.allowed * largest + far[each.tensor])
+            assert is_near.all(), f"{numbers}\n{template.text} on {compiled.target.shape}: {each}"
+
+
+@pytest.mark.parametrize("text", FOUND)
+def test_plans_that_were_wrong(text: str) -> None:
+    check(FusionPlan.parse(text), 1)
+
+
+def test_nan_beside_infinity_is_in_the_logarithm_of_a_sum() -> None:
+    compiled = compile_plan("f32[2x3] -> logsumexp(1)", cache=False)
+    made = compiled(np.array([[np.inf, np.nan, 1], [np.inf, 0, -np.inf]], np.float32))
+    np.testing.assert_array_equal(made, [np.nan, np.inf])
+
+
+def test_a_condition_of_a_channel_is_no_number(registries: None) -> None:
+    @operator
+    class Gated(Elementwise):
+        """x where gate > 0, else 0"""
+
+        gate = operand("channel")
+
+        def apply(self, x: Scalar, gate: Scalar) -> Scalar:
+            return where(gate > 0, x, 0)
+
+    for src in ("f32[3x33]", "f32[2x3x5x5]", "f32[2x33x5, nwc]"):
+        check(FusionPlan(src, Gated()), 1)
+
+
+def check_on_gpus(plan: FusionPlan, seed: int) -> None:
+    """The first candidate of every template whose source is plain Triton, interpreted, beside float64."""
+    target, extent = parse_target("triton:sm_90"), random.Random(seed).randint(1, 5) if plan.is_open else 0
+    numbers = plan.with_extents(extent, *[1] * (len(plan.src.open_axes) - 1)) if extent else plan
+    try:
+        kernel = lower(match(plan))
+        with np.errstate(all="ignore"):
+            want, far = motion(numbers, random_arrays(numbers, seed))
+    except (Unsupported, OutOfRangeError):
+        return
+    sizes = {key: abs(value).max(initial=0.0) for key, value in want.items()}
+    if plan.views or not all(1e-3 < size < np.inf for size in sizes.values()):
+        return  # smaller numbers of 8 and 16 bits lose bits
+    moved = max(each.max(initial=0.0) / sizes[key] for key, each in far.items())
+    for kind in templates(kernel, target):
+        template = next(iter(kind.candidates(kernel, target, "default")))
+        if isinstance(template, GpuTemplate) and template.emit(kernel, target).language == "triton":
+            slack = (allowed_deviation(kernel, template) + moved) / dtype_of(kernel.compute_dtype).epsilon
+            assert_interpreted(plan, template, target, seed=seed, slack=slack, extent=extent)
+
+
+@pytest.mark.parametrize("target", ["cpu:avx2", "triton:sm_90"])
+@pytest.mark.parametrize("axes", ["(0, 1)", "(0, 3)"])
+def test_rows_of_an_image_that_read_other_elements_are_no_rows_of_one_image(axes: str, target: str) -> None:
+    text = f"f32[2x7x3x8, bshd] -> layer_norm -> add_along({axes}) -> quantize(i8, per=block, block=4)"
+    with pytest.raises(Unsupported, match="one element for a block"):
+        decide(text, target)
+
+
+@pytest.mark.parametrize("text", FOUND_ON_GPUS)
+def test_plans_that_were_wrong_on_gpus(text: str) -> None:
+    check_on_gpus(FusionPlan.parse(text), 1)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    first, cases = map(metafunc.config.getoption, ("first", "cases"))
+    for name, count in (("case", cases), ("small_case", cases // 4)):
+        if name in metafunc.fixturenames:
+            metafunc.parametrize(name, range(first, first + count))
+
+
+def test_random_plans(case: int) -> None:
+    check(drawn(case), case)
+
+
+def test_random_plans_on_gpus(small_case: int) -> None:
+    check_on_gpus(drawn(small_case, 400), small_case)
