@@ -53,6 +53,7 @@ FOUND = (
 
 FOUND_ON_GPUS = (
     "f8e4m3[4x6] -> glu(relu)",
+    "f8e4m3[2x5x9x3, nhwc] -> conv2d(10, kernel=3, padding=1, groups=5)",
     "f32[300] -> quantize(i8, per=block)",
     "f32[3] -> quantize(i8, per=block) -> dequantize -> linear(2)",
     "f32[8x1] -> cross_entropy -> add",
