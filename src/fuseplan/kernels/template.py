@@ -209,7 +209,8 @@ class Template(ABC):
         moved = next((each.key for each in packed if each.order), None)
         told = f"`{moved}` is packed in another order of its axes"
         yield claim(moved is None, Reason.OPEN_AXES, got=told)
-        is_taken = not kernel.whole or (cls.ranges and kernel.dst.is_channels_last)
+        is_range = cls.ranges and kernel.dst.is_channels_last and kernel.dst.channels > 1
+        is_taken = not kernel.whole or is_range
         got = None if is_taken else f"{kernel.dst} among {kernel.whole} features"
         yield claim(is_taken, Reason.RANGE, got=got)
 

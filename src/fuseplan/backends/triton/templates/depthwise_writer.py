@@ -173,8 +173,8 @@ class DepthwiseWriter(Writer):
         tap = (slice_ * height + row) * width + column
         pointer = argument(Slot("operand", self.kernel.weight.key))
         at = total([Index(pointer), as_index(tap * self.kernel.contraction.features), self.feature])
-        widened = f".to({self.compute})" if self.kernel.weight.dtype != self.kernel.compute_dtype else ""
-        return self.text.let("weight", f"tl.load({at}{self.has_feature.guard()}){widened}")
+        loaded = self.text.let("weight", f"tl.load({at}{self.has_feature.guard()})")
+        return self.prologue.widened(loaded, self.kernel.weight.dtype, "weight")
 
     def _load_row(self, slice_: int, offset: int) -> list[_Loaded]:
         """Begins to load what the tile's outputs need of a row of src, each element once."""
