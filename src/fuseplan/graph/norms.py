@@ -195,5 +195,5 @@ def leaves(graph: Graph, name: str, nodes: tuple[Node, ...]) -> bool:
 
 def in_order(graph: Graph, nodes: Sequence[Node]) -> tuple[Node, ...]:
     """Some nodes in the order of the graph, each once."""
-    inside = {id(node) for node in nodes}
-    return tuple(node for node in graph.nodes if id(node) in inside)
+    inside = {graph.places[id(node)] for node in nodes if id(node) in graph.places}
+    return tuple(graph.nodes[place] for place in sorted(inside))
