@@ -12,7 +12,24 @@ from torch import nn
 import fuseplan.torch as fused
 
 F = nn.functional
-SPECIAL = [math.inf, -math.inf, math.nan, 0.0, -0.0, 0.5, -0.5, 1.5, 2.5, -2.5, 3.0, 1e-30, -1e30, 0.1, -0.1, 9]
+SPECIAL = [
+    math.inf,
+    -math.inf,
+    math.nan,
+    0.0,
+    -0.0,
+    0.5,
+    -0.5,
+    1.5,
+    2.5,
+    -2.5,
+    3.0,
+    1e-30,
+    -1e30,
+    0.1,
+    -0.1,
+    9,
+]
 ROWS: dict[str, tuple[Callable[..., torch.Tensor], str]] = {
     "max": (lambda x, y, _: torch.max(x, y), "maximum"),
     "min": (lambda x, y, _: torch.min(x, y), "minimum"),
@@ -26,7 +43,7 @@ ROWS: dict[str, tuple[Callable[..., torch.Tensor], str]] = {
     "clamp_min": (lambda x, y, _: x.clamp_min(y), "maximum"),
     "clamp_max": (lambda x, y, _: x.clamp_max(y), "minimum"),
     "clip": (lambda x, *_: torch.clip(x, -1.0, 1.0), "clamp(-1, max=1)"),
-    "addcmul": (lambda x, y, z: torch.addcmul(x, y, z), "mul -> add"),
+    "addcmul": (torch.addcmul, "mul -> add"),
     "addcdiv": (lambda x, y, z: torch.addcdiv(x, y, z, value=2), 'elementwise("2 * x") -> div -> add'),
     "logsigmoid": (lambda x, *_: F.logsigmoid(x), "log_sigmoid"),
     "expit": (lambda x, *_: torch.special.expit(x), "sigmoid"),
