@@ -93,3 +93,12 @@ def test_an_operator_is_one_plan(name: str) -> None:
 def test_a_quotient_by_one_number_a_channel_tells_the_type() -> None:
     made = fused.fuse(Called(lambda x, y, _: x / y.sum(0)), *torch.rand(3, 4, 16))
     assert "div with sum_1.0: f32[16]" in [str(reason.got) for reason in made.fusion.cut.left.values()]
+
+
+def test_heads_that_torch_repeats_are_no_view() -> None:
+    """`repeat_interleave` copies, unless a plan of attention reads the heads where they lie."""
+    made = fused.fuse(Called(lambda x, y, _: (x + y).repeat_interleave(2, 1)), *torch.rand(3, 2, 4, 16))
+    (row,) = (each for each in made.report.operators if each.name == "repeat_interleave")
+    assert (row.state, row.code, row.got) == ("left", "no-plan", "aten.repeat_interleave.self_int")
+    assert row.moved == (1 + 2) * 2 * 4 * 16 * 4
+    assert (made.report.launches.before, made.report.launches.libraries) == (2, {"torch": 1})
