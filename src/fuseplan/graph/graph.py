@@ -94,6 +94,10 @@ class Graph(Parts):
                 found[name].append(node)
         return found
 
+    def leaves(self, name: str, nodes: Iterable[Node]) -> bool:
+        """Whether a value is needed outside of some nodes."""
+        return name in self.outputs or not {*map(id, self.readers[name])} <= {*map(id, nodes)}
+
     def evaluate(self, given: Mapping[str, Any], run: Mapping[str, Run] | None = None) -> dict[str, Any]:
         """The outputs by name; floats in float64.
 

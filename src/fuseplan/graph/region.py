@@ -126,7 +126,9 @@ class _Growth:
         self.formulas[self.start] = X
         for head in self._heads():
             inside = self._within(head)
-            if not self._is_left(head, inside) and all(map(self._is_composed, inside.values())):
+            closed = [name for name in (self.start, *inside) if name != head][not self.is_inside :]
+            is_left = any(self.graph.leaves(name, inside.values()) for name in closed)
+            if not is_left and all(map(self._is_composed, inside.values())):
                 yield self._region(head, tuple(inside.values()))
         yield self._region(self.start, ())
 
@@ -163,15 +165,6 @@ class _Growth:
                 needed.add(name)
                 ahead += self.nodes[name].inputs
         return {name: node for name, node in self.nodes.items() if name in needed}
-
-    def _is_left(self, head: str, inside: dict[str, Node]) -> bool:
-        """Whether a value besides head is read outside of the nodes."""
-        kept = {id(node) for node in inside.values()}
-        values = [name for name in (self.start, *inside) if name != head]
-        return any(
-            name in self.graph.outputs or any(id(node) not in kept for node in self.graph.readers[name])
-            for name in values[not self.is_inside :]
-        )
 
     def _region(self, head: str, nodes: tuple[Node, ...]) -> Region:
         read = {name for node in nodes for name in node.inputs}
