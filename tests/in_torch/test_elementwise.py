@@ -46,6 +46,13 @@ ROWS: dict[str, tuple[Callable[..., torch.Tensor], str]] = {
     "addcmul": (torch.addcmul, "mul -> add"),
     "addcdiv": (lambda x, y, z: torch.addcdiv(x, y, z, value=2), 'elementwise("2 * x") -> div -> add'),
     "logsigmoid": (lambda x, *_: F.logsigmoid(x), "log_sigmoid"),
+    "softplus": (lambda x, *_: F.softplus(x), "softplus"),
+    "softplus beta": (
+        lambda x, *_: F.softplus(x, 2),
+        'elementwise("(maximum(2 * x, 0) + log1p(exp(-abs(2 * x)))) / 2")',
+    ),
+    "rsub": (lambda x, *_: 3 - x, 'elementwise("3 - x")'),
+    "rsub alpha": (lambda x, *_: torch.rsub(x, 3, alpha=2), 'elementwise("3 - 2 * x")'),
     "expit": (lambda x, *_: torch.special.expit(x), "sigmoid"),
     "absolute": (lambda x, *_: torch.absolute(x), "abs"),
     "negative": (lambda x, *_: torch.negative(x), 'elementwise("-x")'),
@@ -102,3 +109,10 @@ def test_heads_that_torch_repeats_are_no_view() -> None:
     assert (row.state, row.code, row.got) == ("left", "no-plan", "aten.repeat_interleave.self_int")
     assert row.moved == (1 + 2) * 2 * 4 * 16 * 4
     assert (made.report.launches.before, made.report.launches.libraries) == (2, {"torch": 1})
+
+
+def test_a_softplus_that_is_soon_linear_is_torchs() -> None:
+    x = torch.tensor([[0.5, 1.25, 2.0]])
+    made = fused.fuse(Called(lambda x, *_: F.softplus(x, threshold=1.0)), x, x, x)
+    torch.testing.assert_close(made(x, x, x), F.softplus(x, threshold=1.0))
+    assert not made.fusion.cut.sites

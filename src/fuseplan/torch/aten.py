@@ -72,12 +72,6 @@ def _joined(text: str, scale: str = "") -> Row:
     return row
 
 
-def _subtracted_from(given: Given) -> str:
-    if given.number("alpha") != 1:
-        raise LeftError(Why.FORMULA, "rsub with alpha")
-    return given.formula(f"({given.number('other')!r}) - a", given.tensor("self"))
-
-
 def _clamp(given: Given) -> str:
     low, high = (given.number(name) if given.has(name) else default
                  for name, default in (("min", -math.inf), ("max", math.inf)))  # fmt: skip
@@ -106,9 +100,9 @@ def _elu(given: Given) -> str:
 
 
 def _softplus(given: Given) -> str:
-    if given.number("beta") != 1:
-        raise LeftError(Why.FORMULA, "softplus with beta")
-    return given.activation(activation.Softplus(), given.tensor("self"))
+    if given.number("threshold") < 15:  # from there on the identity, which is log1p(exp(-15)) = 3e-7 away
+        raise LeftError(Why.FORMULA, f"softplus with threshold={given.number('threshold')}")
+    return _formula("softplus({beta} * a) / {beta}")(given)
 
 
 def _power(given: Given) -> str:
@@ -339,7 +333,7 @@ TABLE: dict[Any, Row] = {
     **dict.fromkeys((aten.minimum.default, aten.min.other), _joined("minimum(a, b)")),
     **dict.fromkeys((aten.maximum.default, aten.max.other), _joined("maximum(a, b)")),
     **dict.fromkeys((aten.sub.Tensor, aten.sub.Scalar, aten.subtract.Tensor), _joined("a - b", "alpha")),
-    aten.rsub.Scalar: _subtracted_from,
+    aten.rsub.Scalar: _formula("{other} - {alpha} * a"),
     operator.getitem: _first,
     aten.slice.Tensor: sliced,
     aten.glu.default: gated,
