@@ -313,7 +313,7 @@ def _exported(
     simplify_masks(program.graph_module.graph)
     hide_by_masks(program.graph_module.graph)
     signature = program.graph_signature
-    changed = [*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()]
+    changed = [each.target for each in signature.output_specs if each.target]  # results have none
     if changed:
         remedy = "call .eval() before fusing where these are statistics; or " if module.training else ""
         told = f"{type(module).__name__} writes into {', '.join(changed)}"
