@@ -37,7 +37,19 @@ from fuseplan.ops.activation import (
     Softsign,
     Tanh,
 )
-from fuseplan.ops.affine import Add, AddAlong, BatchNorm, Bias, Mul, MulAlong, Prelu, Scale
+from fuseplan.ops.affine import (
+    Add,
+    AddAlong,
+    BatchNorm,
+    Bias,
+    Div,
+    Maximum,
+    Minimum,
+    Mul,
+    MulAlong,
+    Prelu,
+    Scale,
+)
 from fuseplan.ops.conv import Conv1d, Conv2d, Conv3d
 from fuseplan.ops.dropout import Dropout
 from fuseplan.ops.embedding import Embedding
@@ -97,6 +109,7 @@ __all__ = [
     "ConvTranspose2d",
     "ConvTranspose3d",
     "Cumsum",
+    "Div",
     "Dropout",
     "Elu",
     "Embedding",
@@ -117,6 +130,8 @@ __all__ = [
     "MaxPool1d",
     "MaxPool2d",
     "MaxPool3d",
+    "Maximum",
+    "Minimum",
     "Mish",
     "Mul",
     "MulAlong",

@@ -27,6 +27,18 @@ def test_rows_hold_for_every_opset(opset: int) -> None:
     np.testing.assert_allclose(ours.run(None, given)[0], ours.peer(given)()[0], rtol=2e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", ["Round", "Sign", "Max", "Min", "Div"])
+def test_elements_that_are_no_numbers(kind: str) -> None:
+    """Zeros, ties, infinities and NaN are those of ONNX Runtime; a second tensor is read in the same plan."""
+    inputs = ["x", "z"] if kind in ("Max", "Min", "Div") else ["x"]
+    nodes = [helper.make_node("Neg", ["x"], ["n"]), helper.make_node(kind, ["n", *inputs[1:]], ["y"])]
+    ours = fuseplan.onnx.load(model(nodes, {name: [2, 6] for name in inputs}, ["y"], {}, 18), threads=1)
+    assert len(ours.report().sites) == 1
+    x = np.array([[np.inf, -np.inf, np.nan, 0.0, -0.0, 0.5], [1.5, 2.5, -2.5, 3.0, 0.1, -7.0]], np.float32)
+    given = {name: np.roll(x, place) for place, name in enumerate(inputs)}
+    np.testing.assert_array_equal(ours.run(None, given)[0], ours.peer(given)()[0])
+
+
 @pytest.mark.parametrize(
     ("kind", "opset", "numbers", "attributes"),
     [

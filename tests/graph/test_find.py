@@ -260,7 +260,7 @@ def why(graph: Graph, name: str) -> Why:
         ("y = map('a * b')(t, u)", "y", Why.BROADCAST),
         ("y = map('a / b')(x, r)", "y", Why.BROADCAST),
         ("y = map('a + b')(c, r)", "y", Why.BROADCAST),
-        ("y = map('a / b')(x, z)", "y", Why.FORMULA),
+        ("y = map('a ** b')(x, z)", "y", Why.FORMULA),
         ("y = reshape((3, 2))(i)\nq: i64[3x2] = onnx.Neg(y)", "q", Why.NOT_IN_TABLE),
     ],
 )

@@ -262,6 +262,15 @@ class _Counting(nn.Module):  # type: ignore[misc]
         return src * self.count
 
 
+class _Rescaling(nn.Linear):  # type: ignore[misc]
+    """Divides its weight in a call, as RWKV does in its first one in eval mode."""
+
+    def forward(self, src: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.weight.div_(2)
+        return super().forward(src)
+
+
 class _Asking(nn.Module):  # type: ignore[misc]
     def forward(self, src: torch.Tensor) -> torch.Tensor:
         kept = src[src > 0]
@@ -272,6 +281,7 @@ class _Asking(nn.Module):  # type: ignore[misc]
     ("module", "told"),
     [
         (_Counting(), r"_Counting writes into count.*call \.eval\(\).*backend=.fuseplan"),
+        (_Rescaling(4, 4).eval(), r"_Rescaling writes into weight, which fuse does not"),
         (_Counting().eval(), r"_Counting writes into count, which fuse does not: torch\.compile"),
         (_Asking(), r"(?s)_Asking: .*test_changed.py:\d+: return kept \+ 1.*backend=.fuseplan"),
     ],

@@ -308,16 +308,18 @@ class Own(nn.Module):
     def __init__(self):
         super().__init__()
         self.conv, self.norm, self.head = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Linear(128, 4)
-        self.other = nn.Conv2d(3, 4, 3)
+        self.other, self.one, self.two = nn.Conv2d(3, 4, 3), nn.Linear(4, 8), nn.Linear(4, 8)
 
     def forward(self, src):
+        src = nn.functional.interpolate(src, scale_factor=2.0)
         joined = torch.cat([self.norm(self.conv(src)).relu(), self.other(src)], 1)
-        return self.head(joined.flatten(1)).softmax(-1)
+        made = self.head(joined.flatten(1)).softmax(-1)
+        return self.one(made).softmax(-1), self.two(made).softmax(-1)
 """
 CHILD = """
 import fuseplan.torch
 module = Own().eval()
-made = fuseplan.torch.fuse(module, torch.ones(1, 3, 6, 6))
+made = fuseplan.torch.fuse(module, torch.ones(1, 3, 3, 3))
 print([name for name in ("sympy", "torch._dynamo", "torch.export._trace") if name in sys.modules])
 print(len(made.fusion.cut.sites))
 """
@@ -329,7 +331,7 @@ def test_a_second_start_imports_neither_a_tracer_nor_a_solver(
     (tmp_path / "own_model.py").write_text(MODEL)
     with patch.object(sys, "path", [str(tmp_path), *sys.path]):
         made = importlib.import_module("own_model").Own().eval()
-        sites = fused.fuse(made, torch.ones(1, 3, 6, 6)).fusion.cut.sites
+        sites = fused.fuse(made, torch.ones(1, 3, 3, 3)).fusion.cut.sites
     folders = f"{tmp_path}:{environment().get('PYTHONPATH', '')}"
     command = [sys.executable, "-c", "import sys, torch\nfrom own_model import Own" + CHILD]
     child = subprocess.run(

@@ -90,6 +90,9 @@ def test_inductor_has_a_graph_that_it_computes_faster(
             made = _compiled(module, **options)
             torch.testing.assert_close(made(src), module(src), rtol=1e-5, atol=1e-5)
             assert _plans(partial(made, src)) == 0
+        strict = _compiled(module, accuracy="strict")  # was not measured
+        strict(src)
+        assert _plans(partial(strict, src)) == 2
         _compiled(module, dryrun=True)(src)
         told = capsys.readouterr().out
         assert "0 kernels" in told

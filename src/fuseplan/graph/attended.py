@@ -14,7 +14,7 @@ from fuseplan.graph import attention
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.layer import Layer
 from fuseplan.graph.node import Node, told
-from fuseplan.graph.norms import expression_of, in_order, leaves
+from fuseplan.graph.norms import expression_of, in_order
 from fuseplan.graph.op import GraphOp, Tensor
 from fuseplan.graph.ops import HIDDEN, PRODUCTS, SAFE_SOFTMAX, VIEWS, Convert, Foreign, Map, Permute, Reshape
 from fuseplan.graph.pads import Anchor
@@ -114,9 +114,7 @@ def anchors(graph: Graph, node: Node) -> Iterator[Anchor] | Reason:
     dst = result[-1].outputs[0]
     is_guarded = any(isinstance(piece.op, Foreign) for piece in found)
     nan_unseen = bool(scores.mask) and not is_guarded and not _is_seeing(graph, scores.mask)
-    outer = [
-        name for piece in pieces for name in piece.outputs if name != dst and leaves(graph, name, pieces)
-    ]
+    outer = [name for piece in pieces for name in piece.outputs if name != dst and graph.leaves(name, pieces)]
     if outer:
         return Reason(Why.EXTERNAL_CONSUMER, f"{outer[0]} is read outside of the attention")
     query, key = scores.product.inputs
@@ -368,6 +366,6 @@ def _own(graph: Graph, pieces: Sequence[Node], read: Sequence[Node]) -> list[Nod
     """The nodes in front of the pieces that nothing else needs."""
     found = list(pieces)
     for node in reversed(in_order(graph, read)):
-        if not any(leaves(graph, name, tuple(found)) for name in node.outputs):
+        if not any(graph.leaves(name, tuple(found)) for name in node.outputs):
             found.append(node)
     return found[len(pieces) :]

@@ -70,9 +70,8 @@ def find(
     inputs = frozenset(weights), frozenset(last)
     finder = _Finder(graph, target, threads, accuracy, *inputs, joins, rules, is_apart)
     finder.find()
-    order = {id(node): place for place, node in enumerate(graph.nodes)}
     sites, tried = together(graph, finder.sites, finder._decided) if ranges else (finder.sites, [])
-    sites.sort(key=lambda site: min(order[id(graph.made_by[name])] for name in site.results))
+    sites.sort(key=lambda site: min(graph.place(name) for name in site.results))
     return Cut(graph, tuple(sites), finder.left, (*finder.tried, *tried))
 
 

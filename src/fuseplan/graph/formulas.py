@@ -47,7 +47,14 @@ class Formula:
 
 
 def formula_of(graph: Graph, node: Node) -> Formula | None:
-    """The formula of a node; None where it has none."""
+    """The formula of a node of the graph; None where it has none."""
+    known: dict[int, Formula | None] = graph.formulas
+    if id(node) not in known:
+        known[id(node)] = _formula(graph, node)
+    return known[id(node)]
+
+
+def _formula(graph: Graph, node: Node) -> Formula | None:
     if isinstance(node.op, Map):
         return _of_map(graph, node, node.op)
     if isinstance(node.op, Convert):

@@ -34,7 +34,7 @@ def fronts(
         known: constants and weights.
     """
     found: list[Front] = []
-    if _is_own(graph, name, pieces) and name in graph.made_by:
+    if not graph.leaves(name, pieces) and name in graph.made_by:
         starts = _before(graph, graph.made_by[name], known)
         grown = (each for start in starts for each in regions(graph, start, claimed, is_inside=False))
         for region in (each for each in grown if each.head == name):
@@ -67,7 +67,7 @@ def _before(graph: Graph, node: Node, known: Collection[str]) -> list[str]:
         for name in reversed(spines(graph, each, known)):
             found[name] = None
             maker = graph.made_by.get(name)
-            is_free = maker is not None and id(maker) not in nodes and _is_own(graph, name, nodes.values())
+            is_free = maker is not None and id(maker) not in nodes and not graph.leaves(name, nodes.values())
             if maker is not None and is_free and formula_of(graph, maker) is not None:
                 nodes[id(maker)] = maker
                 ahead.append(maker)
@@ -80,14 +80,9 @@ def _with_lookup(
     """A front with the lookup that makes the value which it alone reads, if there is one."""
     name, nodes, stages = front
     maker = graph.made_by.get(name)
-    is_free = maker is not None and id(maker) not in claimed and _is_own(graph, name, (*nodes, *pieces))
+    is_free = maker is not None and id(maker) not in claimed and not graph.leaves(name, (*nodes, *pieces))
     if maker is not None and is_free and isinstance(maker.op, Layer) and maker.op.op.looks_up:
         indices, table = maker.inputs
         if table in known:
             rows = Stage(maker.op.op, {"weight": graph.constants.get(table, table)})
             yield indices, (maker, *nodes), [rows, *stages]
-
-
-def _is_own(graph: Graph, name: str, nodes: Collection[Node]) -> bool:
-    """Whether nothing but these nodes reads a value."""
-    return name not in graph.outputs and {*map(id, graph.readers[name])} <= {*map(id, nodes)}

@@ -72,6 +72,20 @@ class Graph(Parts):
         return {name: node for node in self.nodes for name in node.outputs if name}
 
     @cached_property
+    def places(self) -> dict[int, int]:
+        """The place of each node, by the node's identity."""
+        return {id(node): place for place, node in enumerate(self.nodes)}
+
+    def place(self, name: str) -> int:
+        """The place of the node that makes a value."""
+        return self.places[id(self.made_by[name])]
+
+    @cached_property
+    def formulas(self) -> dict[int, Any]:
+        """The formulas of nodes that were asked for, by the node's identity."""
+        return {}
+
+    @cached_property
     def readers(self) -> dict[str, list[Node]]:
         """The nodes that read each value, each once."""
         found: dict[str, list[Node]] = {name: [] for name in self.types}
@@ -79,6 +93,10 @@ class Graph(Parts):
             for name in dict.fromkeys(filter(None, node.inputs)):
                 found[name].append(node)
         return found
+
+    def leaves(self, name: str, nodes: Iterable[Node]) -> bool:
+        """Whether a value is needed outside of some nodes."""
+        return name in self.outputs or not {*map(id, self.readers[name])} <= {*map(id, nodes)}
 
     def evaluate(self, given: Mapping[str, Any], run: Mapping[str, Run] | None = None) -> dict[str, Any]:
         """The outputs by name; floats in float64.

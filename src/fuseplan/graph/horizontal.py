@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import numpy as np
@@ -109,6 +110,10 @@ class _Sites:
     sites: dict[str, Site]
     decide: Decide
     attempts: list[Attempt]
+    inside: dict[int, str] = field(default_factory=dict)  # the value that each node's site makes
+
+    def __post_init__(self) -> None:
+        self._add(self.sites)
 
     def join(self, members: Sequence[Site]) -> None:
         """Joins sites that read one value as far as that takes less time; the others have the reason."""
@@ -123,9 +128,12 @@ class _Sites:
     def turn(self, joined: Site) -> None:
         """Joins rotations of heads, such as queries and keys, that lie side by side in a joined result."""
         lies = _results(joined)
-        for node in self.graph.nodes:
-            if isinstance(node.op, VIEWS) and node.inputs[0] in lies:
-                self._view(node, lies)
+        ahead = [*lies]
+        for name in ahead:
+            for node in self.graph.readers[name]:
+                if isinstance(node.op, VIEWS):
+                    self._view(node, lies)
+                    ahead += node.outputs
         groups: dict[Any, list[Site]] = {}
         for site in self.sites.values():
             if site.src in lies and _is_by_head(site.plan):
@@ -143,8 +151,8 @@ class _Sites:
         first, axis = members[0], members[0].plan.src.names.find("h")
         if len(members) < 2 or axis < 0 or not are_beside([lies[site.src] for site in members], axis):
             return None
-        order = {name: place for place, node in enumerate(self.graph.nodes) for name in node.outputs}
-        if max(order[site.src] for site in members) > min(order[site.dst] for site in members):
+        place = self.graph.place
+        if max(place(site.src) for site in members) > min(place(site.dst) for site in members):
             return None
         src = first.plan.src
         ends = [*itertools.accumulate((site.plan.src.shape[axis] for site in members), initial=0)]
@@ -189,8 +197,23 @@ class _Sites:
         """Puts a joined site in the place of the members."""
         for site in members:
             del self.sites[site.dst]
-        self.sites |= trial.sites
+        self._add(trial.sites)
         self.attempts.append(Attempt(made.nodes, str(made.plan), made.ended, is_site=True))
+
+    def _add(self, sites: Mapping[str, Site]) -> None:
+        self.sites |= sites
+        self.inside |= {id(node): site.dst for site in sites.values() for node in site.nodes}
+
+    def _site(self, node: Node) -> Site | None:
+        return self.sites.get(self.inside.get(id(node), ""))
+
+    def _ahead(self, names: Collection[str]) -> list[int]:
+        """The places of the nodes that read values, in order: of a site, those that make its results."""
+        found = set[int]()
+        for node in (each for name in filter(None, names) for each in self.graph.readers[name]):
+            site = self._site(node)
+            found |= {*map(self.graph.place, site.results)} if site else {self.graph.places[id(node)]}
+        return sorted(found)
 
     def _one(self, members: Sequence[Site]) -> Site | Reason:
         """The sites as one, or why there is none."""
@@ -241,9 +264,13 @@ class _Sites:
         """
         lies, owner = {**(known or {}), **_results(made)}, {site.dst: site.dst for site in members}
         sites, costs, said = {made.dst: made}, dict.fromkeys(owner, 0.0), ""
-        inside = {id(node): site for site in self.sites.values() for node in site.nodes}
-        for node in self.graph.nodes:
-            site = inside.get(id(node))
+        ahead, done = self._ahead(owner), -1
+        while ahead:
+            place = heapq.heappop(ahead)
+            if place <= done:
+                continue
+            node, done = self.graph.nodes[place], place
+            site = self._site(node)
             read = [name for name in (site.reads if site else node.inputs) if name in lies and name in owner]
             if not read or (site and (site.dst in sites or not {*site.results} & {*node.outputs})):
                 continue
@@ -262,7 +289,10 @@ class _Sites:
                 seconds = self._view(node, lies)
             else:  # NumPy's operators take ranges as they are
                 seconds = sum(map(self._copied, read)) if isinstance(node.op, Foreign) else 0.0
-            owner |= dict.fromkeys(site.results if site else node.outputs, owner[blamed])
+            results = site.results if site else node.outputs
+            owner |= dict.fromkeys(results, owner[blamed])
+            for place in self._ahead(results):
+                heapq.heappush(ahead, place)
             costs[owner[blamed]] += seconds
         for name in filter(owner.__contains__, filter(lies.__contains__, self.graph.outputs)):
             costs[owner[name]] += self._copied(name)

@@ -59,7 +59,7 @@ def _in_groups(graph: Graph, found: Spelled) -> Spelled | None:
     nodes = (before, *found.nodes, back)
     src, groups, dst = (graph.types[name] for name in (before.inputs[0], found.src, back.outputs[0]))
     is_between = isinstance(before.op, Reshape) and isinstance(back.op, Reshape) and src.shape == dst.shape
-    inside = [name for name in (found.src, found.dst) if leaves(graph, name, nodes)]
+    inside = [name for name in (found.src, found.dst) if graph.leaves(name, nodes)]
     if not is_between or inside or not src.is_spec or src.shape is None or groups.shape is None:
         return None
     is_group = src.rank > 1 and groups.rank == 3 and groups.shape[0] == src.shape[0]
@@ -89,7 +89,7 @@ def _spelled(graph: Graph, node: Node) -> Spelled | None:
         return None
     nodes = in_order(graph, (*before, *after))
     dst = after[-1].outputs[0]
-    if any(leaves(graph, name, nodes) for each in nodes for name in each.outputs if name != dst):
+    if any(graph.leaves(name, nodes) for each in nodes for name in each.outputs if name != dst):
         return None
     src = centring[0].inputs[0] if centring else base
     make = LayerNorm if centring else RmsNorm
@@ -187,13 +187,7 @@ def _inverted(factor: Scalar) -> Scalar | None:
     return None
 
 
-def leaves(graph: Graph, name: str, nodes: tuple[Node, ...]) -> bool:
-    """Whether a value is needed outside of the nodes."""
-    inside = {id(node) for node in nodes}
-    return name in graph.outputs or any(id(reader) not in inside for reader in graph.readers[name])
-
-
 def in_order(graph: Graph, nodes: Sequence[Node]) -> tuple[Node, ...]:
     """Some nodes in the order of the graph, each once."""
-    inside = {id(node) for node in nodes}
-    return tuple(node for node in graph.nodes if id(node) in inside)
+    inside = {graph.places[id(node)] for node in nodes if id(node) in graph.places}
+    return tuple(graph.nodes[place] for place in sorted(inside))

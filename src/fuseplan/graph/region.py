@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from fuseplan.errors import PlanError
-from fuseplan.graph.formulas import Axes, Formula, formula_of
+from fuseplan.graph.formulas import Axes, formula_of
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.node import Node, told
 from fuseplan.graph.ops import Convert
@@ -60,7 +60,7 @@ class _Growth:
     start: str
     claimed: Collection[int]
     is_inside: bool  # x is made by the region's anchor, so that it must not leave either
-    formulas: dict[str, Scalar] = field(default_factory=dict)
+    formulas: dict[str, Scalar] = field(default_factory=dict)  # of the values that a region asked for
     nodes: dict[str, Node] = field(default_factory=dict)  # by result, in order
     axes: dict[str, Axes] = field(default_factory=dict)
     applied: dict[Scalar, Applied] = field(default_factory=dict)
@@ -68,8 +68,7 @@ class _Growth:
 
     def grow(self) -> None:
         """Takes nodes in the order of the graph."""
-        places = {id(node): place for place, node in enumerate(self.graph.nodes)}
-        self.formulas[self.start] = X
+        places = self.graph.places
         ahead = [places[id(node)] for node in self.graph.readers[self.start]]
         heapq.heapify(ahead)
         seen: set[int] = set()
@@ -93,36 +92,69 @@ class _Growth:
         if formula is None:
             return Reason(Why.CONSUMER, told(node))
         types = self.graph.types
-        inner = [name for name in node.inputs if name in self.formulas]
+        inner = [name for name in node.inputs if name == self.start or name in self.nodes]
         whole = types[self.start]
         if any(types[name].shape != whole.shape for name in (*inner, node.outputs[0])):
             return Reason(Why.BROADCAST, f"{told(node)} makes {types[node.outputs[0]]} of {whole}")
-        outer = {name: axes for name, axes in formula.axes.items() if name not in self.formulas}
+        outer = {name: axes for name, axes in formula.axes.items() if name not in inner}
         if any(self.axes.get(name, axes) != axes for name, axes in outer.items()):
             return Reason(Why.BROADCAST, f"{told(node)} reads a value along other axes than before it")
-        return self._compose(node, formula, outer)
+        self.axes |= outer
+        self.nodes[node.outputs[0]] = node
+        return None
 
-    def _compose(self, node: Node, formula: Formula, outer: dict[str, Axes]) -> Reason | None:
+    def _is_composed(self, node: Node) -> bool:
+        """Whether an element of a node's result has an expression, over x and other values outside."""
+        if node.outputs[0] in self.formulas:
+            return True
+        formula = formula_of(self.graph, node)
+        assert formula is not None  # as it was taken
         meanings = {name: self.formulas.get(name, leaf(OUTSIDE + name)) for name in formula.axes}
         try:
             made = fold(formula.expression, meanings, REBUILD)
         except PlanError:
-            return Reason(Why.FORMULA, f"{told(node)} makes it too large for a kernel")
+            self.refused[id(node)] = Reason(Why.FORMULA, f"{told(node)} makes it too large for a kernel")
+            return False
         is_changed = made != self.formulas.get(node.inputs[0])  # not by identity
         if formula.op is not None and node.inputs[0] in self.formulas and is_changed:
             self.applied[made] = Applied(formula.op, self.formulas[node.inputs[0]], node.inputs[1:])
-        self.axes |= outer
         self.formulas[node.outputs[0]] = made
-        self.nodes[node.outputs[0]] = node
-        return None
+        return True
 
     def regions(self) -> Iterator[Region]:
         """The regions from the largest to the empty one, each with one value that leaves it."""
-        for head in reversed(self.nodes):
+        self.formulas[self.start] = X
+        for head in self._heads():
             inside = self._within(head)
-            if self._leaving(head, inside) is None:
+            closed = [name for name in (self.start, *inside) if name != head][not self.is_inside :]
+            is_left = any(self.graph.leaves(name, inside.values()) for name in closed)
+            if not is_left and all(map(self._is_composed, inside.values())):
                 yield self._region(head, tuple(inside.values()))
         yield self._region(self.start, ())
+
+    def _heads(self) -> list[str]:
+        """The values that everything passes which follows from some reader of x, the last first.
+
+        Each value is followed by the first one that all of its ways pass; by none, where one way leaves.
+        """
+        places = {name: place for place, name in enumerate(self.nodes)}
+        following = dict[str, str]()
+        for name in reversed(self.nodes):
+            readers = self.graph.readers[name]
+            made = {each.outputs[0] for each in readers}
+            is_left = name in self.graph.outputs or not made <= following.keys()
+            while not is_left and len(made) > 1:
+                first = min(made, key=places.__getitem__)
+                made = made - {first} | {following[first]}
+                is_left = "" in made
+            following[name] = "" if is_left or not made else made.pop()
+        found = set[str]()
+        for reader in self.graph.readers[self.start]:
+            head = reader.outputs[0]
+            while head in following and head not in found:
+                found.add(head)
+                head = following[head]
+        return sorted(found, key=places.__getitem__, reverse=True)
 
     def _within(self, head: str) -> dict[str, Node]:
         """The nodes between x and head, by result, in order."""
@@ -133,18 +165,6 @@ class _Growth:
                 needed.add(name)
                 ahead += self.nodes[name].inputs
         return {name: node for name, node in self.nodes.items() if name in needed}
-
-    def _leaving(self, head: str, inside: dict[str, Node]) -> Reason | None:
-        """Why a value besides head leaves the nodes; None where none does."""
-        kept = {id(node) for node in inside.values()}
-        values = [name for name in inside if name != head]
-        for name in [self.start, *values] if self.is_inside else values:
-            if name in self.graph.outputs:
-                return Reason(Why.GRAPH_OUTPUT, name)
-            outside = [node for node in self.graph.readers[name] if id(node) not in kept]
-            if outside:
-                return self.refused.get(id(outside[0])) or Reason(Why.EXTERNAL_CONSUMER, told(outside[0]))
-        return None
 
     def _region(self, head: str, nodes: tuple[Node, ...]) -> Region:
         read = {name for node in nodes for name in node.inputs}

@@ -10,7 +10,7 @@ from fuseplan.graph.graph import Graph
 from fuseplan.graph.layer import Layer
 from fuseplan.graph.layouts import strides_in
 from fuseplan.graph.node import Node
-from fuseplan.graph.norms import expression_of, in_order, leaves, spelled
+from fuseplan.graph.norms import expression_of, in_order, spelled
 from fuseplan.graph.ops import Concat, Permute, Slice
 from fuseplan.graph.pads import Anchor
 from fuseplan.graph.region import Region, regions
@@ -72,7 +72,7 @@ def rotation(graph: Graph, node: Node) -> Rotation | None:
         return None
     nodes = (first, second, *before, *after, node, *inner)
     dst = inner[-1].outputs[0]
-    if any(leaves(graph, each, nodes) for piece in nodes for each in piece.outputs if each != dst):
+    if any(graph.leaves(each, nodes) for piece in nodes for each in piece.outputs if each != dst):
         return None
     op = Rotary(inverse=(len(before) == 0) != (sine < 0), batched=0 in axes[0], whole=True)
     return Rotation(op, in_order(graph, nodes), src, dst, order, cos, sin)
@@ -93,7 +93,7 @@ def normed(graph: Graph, found: Rotation) -> str | None:
     if found.names != "bhsd" or maker.op != TURN:
         return None
     (inner,) = maker.inputs
-    is_read = leaves(graph, inner, (maker,)) or leaves(graph, found.src, found.nodes)
+    is_read = graph.leaves(inner, (maker,)) or graph.leaves(found.src, found.nodes)
     return None if is_read else inner
 
 

@@ -63,7 +63,6 @@ def unit_of(graph: Graph, nodes: tuple[Node, ...]) -> Unit:
 
 def _ordered(cut: Cut, units: list[Unit]) -> list[Unit]:
     """The units in an order of execution that changes between libraries seldom."""
-    places = {id(node): place for place, node in enumerate(cut.graph.nodes)}
     makers = {name: index for index, unit in enumerate(units) for node in unit.nodes for name in node.outputs}
     waits = [{makers[name] for name in unit.reads if name in makers} for unit in units]
     followers: dict[int, list[int]] = {}
@@ -74,7 +73,7 @@ def _ordered(cut: Cut, units: list[Unit]) -> list[Unit]:
 
     def add(indices: Iterable[int]) -> None:
         for index in indices:
-            entry = places[id(units[index].nodes[-1])], index
+            entry = cut.graph.places[id(units[index].nodes[-1])], index
             heapq.heappush(ready.setdefault(units[index].library, []), entry)
 
     add(index for index, needed in enumerate(waits) if not needed)

@@ -38,7 +38,7 @@ class Why(Catalogue):
     )
     FORMULA = (
         "no run of a plan's operators computes this formula of several tensors",
-        "Write it as a sum or product of two tensors, and functions of one",
+        "Write it as a sum, product or quotient of two tensors, and functions of one",
     )
     EXTERNAL_CONSUMER = (
         "another operator reads the value",

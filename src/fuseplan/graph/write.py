@@ -21,7 +21,7 @@ from fuseplan.language.declarations import PER
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.op import Elementwise, Op
 from fuseplan.ops.activation import ACTIVATIONS
-from fuseplan.ops.affine import Add, AddAlong, BatchNorm, Bias, Mul, MulAlong, Scale
+from fuseplan.ops.affine import Add, AddAlong, BatchNorm, Bias, Div, Maximum, Minimum, Mul, MulAlong, Scale
 from fuseplan.ops.expression import Expression
 from fuseplan.ops.matmul import Product
 from fuseplan.ops.transposed import ConvTranspose
@@ -214,13 +214,13 @@ class _Writer:
         return tuple(axis for axis in (self.src.channel_axis,) if axis in self.whole)
 
     def _binary(self, root: Scalar) -> Iterator[Stage]:
-        """A sum, difference, product or quotient of an expression of x and a value."""
-        if root.fn not in ("add", "sub", "mul", "div"):
+        """A function of an expression of x and a value: see `_elements`."""
+        if root.fn not in ("add", "sub", "mul", "div", "maximum", "minimum"):
             raise Unwritten(Reason(Why.FORMULA, _short(root)))
         left, right = root.args
         is_left = "x" in leaves_of(left)
         inner, other = (left, right) if is_left else (right, left)
-        if other.fn != "leaf" or other == X or (root.fn == "div" and not is_left):
+        if other.fn != "leaf" or other == X:
             raise Unwritten(Reason(Why.FORMULA, _short(root)))
         yield from self.stages(inner)
         yield self._combined(root.fn, str(other.args[0]).removeprefix(OUTSIDE), is_left)
@@ -233,7 +233,8 @@ class _Writer:
             return self._elements(fn, name, is_left)
         if axes not in (self._channel, ()):
             return self._along(fn, name, axes, is_left)
-        if constant is not None:
+        is_exact = fn in ("maximum", "minimum") or (fn == "div" and not is_left)  # no factor and summand
+        if constant is not None and not is_exact:
             return self._constants(fn, constant, is_left)
         if fn in ("add", "mul") and axes == self._channel:
             return Stage(Bias(), {"bias": name}) if fn == "add" else Stage(Scale(), {"scale": name})
@@ -242,7 +243,7 @@ class _Writer:
             return _linear(one if is_left else -one, 0 * one, name)
         if fn == "mul":
             return Stage(Scale(shared=True), {"scale": name})
-        raise Unwritten(Reason(Why.FORMULA, f"{fn} of {name}, which is one element"))
+        raise Unwritten(Reason(Why.FORMULA, f"{fn} with {name}: {self.graph.types[name]}"))
 
     def _along(self, fn: str, name: str, axes: Axes, is_left: bool) -> Stage:
         """x with a value that has the first axis and others, or all but the first."""
@@ -262,11 +263,12 @@ class _Writer:
 
     def _elements(self, fn: str, name: str, is_left: bool) -> Stage:
         """x with a value of its shape."""
-        if fn == "div":
-            raise Unwritten(Reason(Why.FORMULA, f"{fn} of two tensors of one shape"))
-        if fn == "sub":
-            return Stage(Add(alpha2=-1.0) if is_left else Add(alpha1=-1.0), {"other": name})
-        return Stage(Mul() if fn == "mul" else Add(), {"other": name})
+        ops: dict[str, Elementwise] = {
+            **{"add": Add(), "mul": Mul(), "maximum": Maximum(), "minimum": Minimum()},
+            "sub": Add(alpha2=-1.0) if is_left else Add(alpha1=-1.0),
+            "div": Div(turned=not is_left),
+        }
+        return Stage(ops[fn], {"other": name})
 
     def _constants(self, fn: str, constant: Tensor, is_left: bool) -> Stage:
         """x with a constant a channel: its factor and summand."""

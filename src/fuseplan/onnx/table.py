@@ -57,6 +57,8 @@ FORMULAS = {
     "Log": "log(a)",
     "Erf": "erf(a)",
     "Reciprocal": "1 / a",
+    "Round": "round(a)",
+    "Sign": "where(a > 0, 1, where(a < 0, -1, a))",  # NaN stays
 }
 # Of formulas with an attribute: its name and default, and the formula that it is put into.
 WITH_ALPHA = {

@@ -11,7 +11,7 @@ from fuseplan.language.fields import refused
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.messages.excerpt import shown
 from fuseplan.op import Elementwise, Op, operator
-from fuseplan.scalar import Scalar, sqrt, where
+from fuseplan.scalar import Scalar, maximum, minimum, sqrt, where
 
 MODES = {"spatial": "channel", "per_activation": "activation"}  # of batch_norm: the extents of its statistics
 
@@ -87,6 +87,60 @@ class Mul(Elementwise):
 
     def apply(self, x: Scalar, other: Scalar) -> Scalar:
         return x * other
+
+
+@operator
+class Div(Elementwise):
+    """x / other, or other / x if turned
+
+    other: as of mul.
+    """
+
+    onnx = "Div"
+    torch = "div"
+
+    other: str | None = operand("element", default=None, kw_only=True)
+    turned: bool = False
+
+    def apply(self, x: Scalar, other: Scalar) -> Scalar:
+        return other / x if self.turned else x / other
+
+    @classmethod
+    def samples(cls) -> Iterator[tuple[str, Op]]:
+        yield from super().samples()
+        yield "f32[2x5x3x7]", cls(turned=True)
+
+
+@operator
+class Maximum(Elementwise):
+    """max(x, other), NaN where either is
+
+    other: as of mul.
+    """
+
+    onnx = "Max"
+    torch = "maximum"
+
+    other: str | None = operand("element", default=None, kw_only=True)
+
+    def apply(self, x: Scalar, other: Scalar) -> Scalar:
+        return maximum(x, other)
+
+
+@operator
+class Minimum(Elementwise):
+    """min(x, other), NaN where either is
+
+    other: as of mul.
+    """
+
+    onnx = "Min"
+    torch = "minimum"
+
+    other: str | None = operand("element", default=None, kw_only=True)
+
+    def apply(self, x: Scalar, other: Scalar) -> Scalar:
+        return minimum(x, other)
 
 
 def _statistics(op: BatchNorm, _: TensorSpec) -> str:
@@ -242,4 +296,4 @@ class MulAlong(Spread):
     apply = Mul.apply
 
 
-AFFINE = (Bias, Scale, Add, Mul, BatchNorm, Prelu, AddAlong, MulAlong)
+AFFINE = (Bias, Scale, Add, Mul, Div, Maximum, Minimum, BatchNorm, Prelu, AddAlong, MulAlong)

@@ -49,7 +49,9 @@ class Arenas:
         inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
         self._module, self._device, self._own = module, device, [inputs[place] for place in own]
         self._lives = Lifetimes.of(module, self._own, on_gpu=queue_of(device) is not None)
-        self._strides = [_strides(node.meta.get("val")) for node in inputs if node not in self._own]
+        self._strides = [
+            _strides(node.meta.get("val")) for place, node in enumerate(inputs) if place not in own
+        ]
         self._bytes = plan([*self._lives.buffers.values()])
         graph, self._slots = _written(module.graph, self._lives)
         self._run: Callable[..., Any] = graph.forward

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +21,7 @@ from fuseplan.graph.type import FLOATS
 from fuseplan.graph.why import LeftError, Why
 from fuseplan.op import Op
 from fuseplan.ops import UNARY, activation
-from fuseplan.ops.affine import BatchNorm, Bias
+from fuseplan.ops.affine import BatchNorm, Bias, Prelu
 from fuseplan.ops.embedding import INDICES, Embedding
 from fuseplan.ops.gradient import LinearWeightGradient
 from fuseplan.ops.groups import GroupNorm, InstanceNorm
@@ -43,8 +44,19 @@ def _activation(make: Callable[[Given], Op]) -> Row:
     return lambda given: given.activation(make(given), given.tensor("self"))
 
 
-def _formula(text: str) -> Row:
-    return lambda given: given.formula(text, given.tensor("self"))
+def _plain(kind: type[Op]) -> Row:
+    return _activation(lambda _: kind())
+
+
+def _formula(text: str, *tensors: str) -> Row:
+    """A formula of tensors, of `self` unless others are named; arguments that are numbers are in braces."""
+    names = re.findall(r"{(\w+)}", text)
+
+    def row(given: Given) -> str:
+        numbers = {name: f"({given.number(name)!r})" for name in names}
+        return given.formula(text.format(**numbers), *map(given.tensor, tensors or ("self",)))
+
+    return row
 
 
 def _joined(text: str, scale: str = "") -> Row:
@@ -61,18 +73,25 @@ def _joined(text: str, scale: str = "") -> Row:
     return row
 
 
-def _subtracted_from(given: Given) -> str:
-    if given.number("alpha") != 1:
-        raise LeftError(Why.FORMULA, "rsub with alpha")
-    return given.formula(f"({given.number('other')!r}) - a", given.tensor("self"))
-
-
 def _clamp(given: Given) -> str:
     low, high = (given.number(name) if given.has(name) else default
                  for name, default in (("min", -math.inf), ("max", math.inf)))  # fmt: skip
     if not low <= high:
         raise LeftError(Why.FORMULA, f"min={low}, max={high}")
     return given.activation(activation.Clamp(low, high), given.tensor("self"))
+
+
+def _between(given: Given) -> str:
+    """`self` between tensors."""
+    made = given.tensor("self")
+    for name, text in (("min", "maximum(a, b)"), ("max", "minimum(a, b)")):
+        made = given.formula(text, made, given.tensor(name)) if given.has(name) else made
+    return made
+
+
+def _prelu(given: Given) -> str:
+    slope = given.tensor("weight")
+    return given.layer(Prelu(shared=math.prod(given.shape(slope)) == 1), given.tensor("self"), slope)
 
 
 def _elu(given: Given) -> str:
@@ -82,9 +101,9 @@ def _elu(given: Given) -> str:
 
 
 def _softplus(given: Given) -> str:
-    if given.number("beta") != 1:
-        raise LeftError(Why.FORMULA, "softplus with beta")
-    return given.activation(activation.Softplus(), given.tensor("self"))
+    if given.number("threshold") < 15:  # from there on the identity, which is log1p(exp(-15)) = 3e-7 away
+        raise LeftError(Why.FORMULA, f"softplus with threshold={given.number('threshold')}")
+    return _formula("softplus({beta} * a) / {beta}")(given)
 
 
 def _power(given: Given) -> str:
@@ -276,15 +295,29 @@ def _first(given: Given) -> str:
 
 
 TURNED = (aten.t.default, aten.permute.default, aten.transpose.int, aten.numpy_T.default)
+ACTIVATIONS: dict[str, type[Op]] = {
+    **{"relu": activation.Relu, "tanh": activation.Tanh, "silu": activation.Silu, "mish": activation.Mish},
+    **dict.fromkeys(("sigmoid", "special_expit"), activation.Sigmoid),
+    **dict.fromkeys(("abs", "absolute"), activation.Abs),
+    **{"hardswish": activation.Hardswish, "hardsigmoid": activation.Hardsigmoid},
+    "log_sigmoid": activation.LogSigmoid,
+}
+FORMULAS = {
+    **dict.fromkeys(("neg", "negative"), "-a"),
+    **{name: f"{name}(a)" for name in ("exp", "expm1", "log", "log1p", "sqrt", "erf", "round")},
+    **dict.fromkeys(("sign", "sgn"), "where(a > 0, 1, where(a < 0, -1, 0))"),
+    **{"rsqrt": "1 / sqrt(a)", "reciprocal": "1 / a", "square": "a * a"},
+    "selu": "1.0507009873554805 * where(a > 0, a, 1.6732632423543772 * expm1(a))",
+    "celu": "maximum(a, 0) + minimum({alpha} * expm1(a / {alpha}), 0)",
+    "threshold": "where(a <= {threshold}, {value}, a)",
+}
 TABLE: dict[Any, Row] = {
-    aten.relu.default: _activation(lambda _: activation.Relu()),
-    aten.sigmoid.default: _activation(lambda _: activation.Sigmoid()),
-    aten.tanh.default: _activation(lambda _: activation.Tanh()),
-    aten.silu.default: _activation(lambda _: activation.Silu()),
-    aten.mish.default: _activation(lambda _: activation.Mish()),
-    aten.abs.default: _activation(lambda _: activation.Abs()),
-    aten.hardswish.default: _activation(lambda _: activation.Hardswish()),
-    aten.hardsigmoid.default: _activation(lambda _: activation.Hardsigmoid()),
+    **{getattr(aten, name).default: _plain(kind) for name, kind in ACTIVATIONS.items()},
+    **{getattr(aten, name).default: _formula(text) for name, text in FORMULAS.items()},
+    aten.addcmul.default: _formula("a + {value} * b * c", "self", "tensor1", "tensor2"),
+    aten.addcdiv.default: _formula("a + {value} * b / c", "self", "tensor1", "tensor2"),
+    aten.prelu.default: _prelu,
+    **dict.fromkeys((aten.clamp.Tensor, aten.clamp_min.Tensor, aten.clamp_max.Tensor), _between),
     aten.gelu.default: _activation(lambda given: activation.Gelu(given.argument("approximate"))),
     aten.leaky_relu.default: _activation(lambda given: activation.LeakyRelu(given.number("negative_slope"))),
     aten.elu.default: _elu,
@@ -293,26 +326,23 @@ TABLE: dict[Any, Row] = {
     aten.hardtanh.default: _activation(
         lambda given: activation.Clamp(given.number("min_val"), given.number("max_val"))
     ),
-    **dict.fromkeys((aten.clamp.default, aten.clamp_min.default, aten.clamp_max.default), _clamp),
-    aten.neg.default: _formula("-a"),
-    aten.exp.default: _formula("exp(a)"),
-    aten.log.default: _formula("log(a)"),
-    aten.sqrt.default: _formula("sqrt(a)"),
-    aten.rsqrt.default: _formula("1 / sqrt(a)"),
-    aten.erf.default: _formula("erf(a)"),
-    aten.reciprocal.default: _formula("1 / a"),
+    **dict.fromkeys(
+        (aten.clamp.default, aten.clip.default, aten.clamp_min.default, aten.clamp_max.default), _clamp
+    ),
     aten.pow.Tensor_Scalar: _power,
     **dict.fromkeys((aten.add.Tensor, aten.add.Scalar), _joined("a + b", "alpha")),
-    aten.minimum.default: _joined("minimum(a, b)"),
-    aten.maximum.default: _joined("maximum(a, b)"),
-    **dict.fromkeys((aten.sub.Tensor, aten.sub.Scalar), _joined("a - b", "alpha")),
-    aten.rsub.Scalar: _subtracted_from,
+    **dict.fromkeys((aten.minimum.default, aten.min.other), _joined("minimum(a, b)")),
+    **dict.fromkeys((aten.maximum.default, aten.max.other), _joined("maximum(a, b)")),
+    **dict.fromkeys((aten.sub.Tensor, aten.sub.Scalar, aten.subtract.Tensor), _joined("a - b", "alpha")),
+    aten.rsub.Scalar: _formula("{other} - {alpha} * a"),
     operator.getitem: _first,
     aten.slice.Tensor: sliced,
     aten.glu.default: gated,
     aten.cat.default: joined,
-    **dict.fromkeys((aten.mul.Tensor, aten.mul.Scalar), _joined("a * b")),
-    **dict.fromkeys((aten.div.Tensor, aten.div.Scalar), _joined("a / b")),
+    **dict.fromkeys((aten.mul.Tensor, aten.mul.Scalar, aten.multiply.Tensor), _joined("a * b")),
+    **dict.fromkeys(
+        (aten.div.Tensor, aten.div.Scalar, aten.divide.Tensor, aten.true_divide.Tensor), _joined("a / b")
+    ),
     **dict.fromkeys((aten.conv1d.default, aten.conv2d.default, aten.conv3d.default), convolution),
     **dict.fromkeys((aten.conv1d.padding, aten.conv2d.padding, aten.conv3d.padding), convolution),
     aten.convolution.default: convolution,

@@ -237,8 +237,12 @@ class _Writer:
     def __init__(
         self, module: fx.GraphModule, makers: dict[str, fx.Node], device: torch.device, *, changing: bool
     ) -> None:
-        self._module, self._graph, self._makers, self._device = module, module.graph, makers, device
+        self._module, self._graph, self._makers, self._device = module, module.graph, {**makers}, device
         self._changing = changing  # the weights are others in each call
+        self._places = {node: place for place, node in enumerate(self._graph.nodes)}
+        self._named: dict[fx.Node, list[str]] = {}  # the values that a node makes
+        for name, node in makers.items():
+            self._named.setdefault(node, []).append(name)
         self._constants: list[str] = []
         self._laid_out: dict[tuple[fx.Node, tuple[int, ...]], fx.Node] = {}
         self._readings: dict[tuple[fx.Node, tuple[int, ...], torch.dtype], fx.Node] = {}
@@ -251,8 +255,7 @@ class _Writer:
             opened: what each call says of open extents.
         """
         heads = [self._makers[name] for name in site.results]
-        following = next(node for node in self._graph.nodes if node in heads).next
-        with self._graph.inserting_before(following):
+        with self._graph.inserting_before(min(heads, key=self._places.__getitem__).next):
             src = self._src(site, opened.axes)
             given = given_of(site.plan)
             operands = [node for each in given for node in self._operand(site, each, opened.shapes)]
@@ -286,7 +289,8 @@ class _Writer:
         """Puts a plan's result into the place of torch's."""
         made.meta = {key: each for key, each in head.meta.items() if key != ORDER}
         head.replace_all_uses_with(made)
-        self._makers = {name: made if node is head else node for name, node in self._makers.items()}
+        self._named[made] = self._named.pop(head)
+        self._makers |= dict.fromkeys(self._named[made], made)
 
     def _src(self, site: Site, opened: tuple[int, ...]) -> fx.Node:
         """The input: an elementwise plan reads it as it lies, where no layout was wanted."""

@@ -199,7 +199,8 @@ def compile_graph(
     if how.rest == "inductor" and device_of(inputs) is not None:
         from fuseplan.torch import whole
 
-        return whole.faster(given, inputs, how.choose, how.dryrun, partial(_with_plans, given, inputs, how))
+        with_plans = partial(_with_plans, given, inputs, how)
+        return whole.faster(given, inputs, how.choose, how.accuracy, how.dryrun, with_plans)
     return _with_plans(given, inputs, how)
 
 

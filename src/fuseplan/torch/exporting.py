@@ -319,7 +319,7 @@ def _exported(
     signature = program.graph_signature
     lifted = signature.inputs_to_lifted_tensor_constants
     read_scores(program.graph_module.graph, {name: program.constants[each] for name, each in lifted.items()})
-    changed = [*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()]
+    changed = [each.target for each in signature.output_specs if each.target]  # results have none
     if changed:
         remedy = "call .eval() before fusing where these are statistics; or " if module.training else ""
         told = f"{type(module).__name__} writes into {', '.join(changed)}"

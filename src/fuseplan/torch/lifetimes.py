@@ -16,7 +16,7 @@ from fuseplan.graph.memory import ALIGNMENT, Buffer
 from fuseplan.language.layouts import dense
 from fuseplan.tensors.torch_tensors import DTYPES
 from fuseplan.torch.cutting import WITHIN
-from fuseplan.torch.kernels import joins_of, operands_in, plan_on
+from fuseplan.torch.kernels import joins_of, plan_on
 from fuseplan.torch.lying import ALIGNMENT as VECTOR
 from fuseplan.torch.lying import beside, first, joined, laid_out, tells_views
 from fuseplan.torch.operator import launched, readable
@@ -74,7 +74,7 @@ class Lifetimes:
             own: its inputs that are the module's own tensors.
             on_gpu: whether its tensors lie on a GPU, whose kernels move 16 bytes at a time.
         """
-        values = _Values(module, VECTOR if on_gpu else 1)
+        values, own = _Values(module, VECTOR if on_gpu else 1), frozenset(own)
         made = cls(_line=GPU_LINE if on_gpu else ALIGNMENT)
         for place, node in enumerate(module.graph.nodes):
             is_function = node.op == "call_function" and made.constant.issuperset(node.all_input_nodes)
@@ -219,15 +219,26 @@ class _Values:
         operators, src, given = node.args
         value = self.found[src]
         plan = plan_on(operators, readable(value))
-        tensors = operands_in(operators, plan, [self.found[each] for each in given])
         return (
             not plan.results
             and not plan.views
             and all(user.target is first for user in node.users)
             and readable(value) is value
-            and not any(each.is_neg() for each in (value, *tensors))
+            and not any(each.is_neg() for each in (value, *map(self.found.__getitem__, given)))
             and value.storage_offset() * value.itemsize % self._vector == 0
         )
+
+    def _is_larger(self, node: fx.Node) -> bool:
+        """Whether a value has more bytes than each tensor that its operator reads, so that it is no view.
+
+        Images made larger are: that operator of the meta device imports sympy, 0.4 s.
+        """
+        made = node.meta.get("val")
+        if not isinstance(made, torch.Tensor) or not all(type(extent) is int for extent in made.shape):
+            return False
+        read = pytree.tree_leaves([self.found[each] for each in node.all_input_nodes])
+        most = max((each.untyped_storage().nbytes() for each in read if torch.is_tensor(each)), default=0)
+        return bool(made.is_contiguous()) and made.nbytes > most
 
     def _read(self, node: fx.Node) -> Iterator[int]:
         for each in node.all_input_nodes:
@@ -245,7 +256,8 @@ class _Values:
         if node.target is joined:  # torch.cat of the meta device imports torch._dynamo: a second
             made = node.meta["val"]
             return _like(made.shape, dense(made.shape, node.args[2]), made.dtype)
-        if node.op == "call_function" and (node.target in COPYING or _may_view(node)):
+        is_known = node.target in COPYING or (_may_view(node) and not self._is_larger(node))
+        if node.op == "call_function" and is_known:
             args, kwargs = fx.map_arg((node.args, node.kwargs), self.found.__getitem__)
             try:
                 return node.target(*args, **kwargs)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import collections
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
 from torch import fx
 
+from fuseplan.graph.ops import VIEWS
+from fuseplan.graph.why import Reason, Why
 from fuseplan.reports.books import books
 from fuseplan.reports.report import Report
 from fuseplan.reports.rows import CopyRow
@@ -21,11 +23,18 @@ from fuseplan.torch.operator import launched
 def report_of(fusion: Fusion, device: torch.device) -> Report:
     """The report on a graph that runs on a device."""
     called = [node for node in fusion.module.graph.nodes if node.op == "call_function"]
-    libraries = collections.Counter("torch" for node in called if not _is_view(node))
+    own = {node.name for node in called if not _is_view(node)}
     views = {node.name for node in fusion.given.nodes if _is_view(node)}
     copies = tuple(_copies(fusion.module.graph))
     target, _ = target_of(device)
-    return books(fusion.cut, target, libraries=libraries, copies=copies, views=views)
+    inside = {id(node) for site in fusion.cut.sites for node in site.nodes}
+    copying = {  # what is a view of plans, such as `repeat_interleave`, where torch runs it
+        id(node): Reason(Why.NO_PLAN, node.origin.kind)
+        for node in fusion.cut.graph.nodes
+        if isinstance(node.op, VIEWS) and node.origin.name in own and id(node) not in inside
+    }
+    cut = replace(fusion.cut, left={**copying, **fusion.cut.left})
+    return books(cut, target, libraries={"torch": len(own)} if own else {}, copies=copies, views=views)
 
 
 def _is_view(node: fx.Node) -> bool:

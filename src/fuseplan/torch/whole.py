@@ -13,6 +13,7 @@ from torch._inductor.compile_fx import compile_fx
 
 from fuseplan.graph.choose import Mode
 from fuseplan.graph.trial import problem_of
+from fuseplan.kernels.template import Accuracy
 from fuseplan.stores import sites
 from fuseplan.stores.sites import Key, Measured
 from fuseplan.torch.inductor import PEER
@@ -23,7 +24,12 @@ PLANS = "plans and Inductor"
 
 
 def faster(
-    given: fx.GraphModule, inputs: Sequence[Any], choose: Mode, dryrun: bool, with_plans: Callable[..., Call]
+    given: fx.GraphModule,
+    inputs: Sequence[Any],
+    choose: Mode,
+    accuracy: Accuracy,
+    dryrun: bool,
+    with_plans: Callable[..., Call],
 ) -> Call:
     """The graph with plans, or Inductor's own of the whole graph where that is faster, measured.
 
@@ -33,13 +39,12 @@ def faster(
 
     Args:
         choose: `measured`: measure where nothing is stored.
+        accuracy: of the plans.
         dryrun: nothing is compiled.
         with_plans: makes the graph with plans; is given the reason why Inductor has the graph, for reports.
     """
-    key, plain = (
-        key_of(given.code, inputs, PLANS, PEER),
-        _copied(given),
-    )  # plans, and Inductor, write into the graph
+    key = key_of(given.code, inputs, f"{PLANS} {accuracy}", PEER)
+    plain = _copied(given)  # plans, and Inductor, write into the graph
     found = sites.KEPT.records().get(key)
     if dryrun:
         return with_plans(lost=lost(found))

@@ -59,7 +59,9 @@ class _Writer:
             "batch_norm": self._batch_norm,
             "matmul": self._product,
             "linear": self._product,
-            "mul": lambda layer: self._joined("Mul", layer),
+            **dict.fromkeys(
+                ("mul", "maximum", "minimum"), lambda layer: self._joined(str(layer.step.op.onnx), layer)
+            ),
             "save": lambda layer: self._made.update({layer.attributes["key"]: self._last}),
             "layer_norm": self._row_norm,
             "rms_norm": self._row_norm,
