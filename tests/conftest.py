@@ -75,6 +75,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    from fuseplan.execution import runner
+
+    runner.ALONE = 0.0  # tests run small kernels on several threads, as large ones run
     place = config.getoption("versions")
     is_controller = not hasattr(config, "workerinput")  # with xdist, workers report to it
     if place and is_controller:

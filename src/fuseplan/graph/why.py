@@ -61,6 +61,10 @@ class Why(Catalogue):
         "the framework's own operators are faster here, measured",
         "Nothing is to be done; `fuseplan tune` of the plan may find a faster kernel",
     )
+    COPIED = (
+        "the plan reads copies of values that lie with gaps, which take longer than it is estimated to save",
+        "choose='measured' times both and keeps the faster one",
+    )
     UNMEASURED = (
         "the kernel is not hopper_attention, and cuDNN's takes 0.52 to 0.94 of its time on an H100",
         "choose='measured' times both and keeps the faster one",

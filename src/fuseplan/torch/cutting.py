@@ -35,6 +35,7 @@ from fuseplan.tensors.arguments import dtypes_taken
 from fuseplan.tensors.torch_tensors import DTYPES, NAMES
 from fuseplan.torch.described import Described
 from fuseplan.torch.eager import Eager
+from fuseplan.torch.gaps import copies_too_much
 from fuseplan.torch.given import stands_for
 from fuseplan.torch.kernels import given_of, operators_text, target_of
 from fuseplan.torch.lying import (
@@ -120,6 +121,8 @@ def fused(
     if device.type == "cuda" and choose == "predicted":
         cut = _without(cut, Why.UNMEASURED, _is_slow_attention)
         cut = _without(cut, Why.ALONE, lambda site: not ranges and _is_alone(site))
+    if device.type == "cpu" and choose == "predicted" and framework is Eager:
+        cut = _without(cut, Why.COPIED, lambda site: copies_too_much(site, found.makers))
     with _without_modes():  # tensors without elements cannot be measured
         cut = chosen(cut, framework(module, found, device, inputs), choose, is_built)
     writer = _Writer(module, found.makers, device, changing=not ranges)

@@ -68,7 +68,8 @@ def fuse(
         *example_inputs: arguments of its call. Calls with tensors of other shapes, dtypes or devices, in
             another mode or under autocast, run the module as it was; a warning says so once.
         choose: `predicted`: each plan that has a kernel computes its operators, except where a stored
-            measurement is against it. `measured`: plans without a stored measurement are checked against
+            measurement is against it, or where a CPU would first copy what torch's arithmetic reads as it
+            lies. `measured`: plans without a stored measurement are checked against
             float64 and timed beside torch's own operators, on the values that the example's call has there,
             some 0.1 s each, and the result is stored. A plan that is slower, wrong or not to be built is left
             to torch: `fusion.cut.left` tells why. So are all, where the whole call takes longer with them.

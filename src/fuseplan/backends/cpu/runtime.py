@@ -1,20 +1,30 @@
 """Threads that wait inside generated code: to start them costs about a microsecond and never the GIL.
 
-A launch opens a job and takes part in it; workers that are awake enter, and the launch returns when all that
-entered have left. A worker that wakes late finds the job closed: nobody waits for it. Only one launch owns
-the workers at a time; a launch that finds them taken runs its kernel on its own thread alone, so that many
-Python threads may call at once. There is at most one thread a processor: a launch on more is done by fewer.
+In a process that gives fuseplan tensors of torch's, a launch is a parallel region of the OpenMP library that
+torch calls, where that has as many threads as the launch. Workers of our own beside it take turns with its
+threads, which wait busily too: a launch after a `torch.add` took 8 ms so on two cores, and takes 1.4 us.
+
+Elsewhere a launch opens a job and takes part in it; workers that are awake enter, and the launch returns
+when all that entered have left. A worker that wakes late finds the job closed: nobody waits for it. Only one
+launch runs on several threads at a time; one that finds another at it runs its kernel on its own thread
+alone, so that many Python threads may call at once. There is at most one thread a processor: more would wait
+for one another.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
+import functools
+import os
 import platform
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from string import Template
 
 from fuseplan.backends.cpu.loader import Address
 from fuseplan.backends.cpu.phases import PATIENCE, YIELD, YIELD_DECLARATION, relax
@@ -22,144 +32,19 @@ from fuseplan.kernels.target import available_processors
 from fuseplan.stores import cache
 from fuseplan.system.locks import Lock, in_child, loading
 
-# Words of the pool's state, each group on a cache line of its own.
-_GENERATION, _ENTERED, _OPEN, _SLEEPERS, _LOCK, _WORDS = 0, 8, 16, 24, 32, 40
+# Names of the words of the pool's state by their places, each group on a cache line of its own; the jobs that
+# were begun are counted in the first word.
+_JOB = ("open", "function", "args", "threads", "next")
+_TEAM = ("team", "most", "number")  # another library's functions; the first is set last
+_GROUPS = {8: ("entered",), 16: _JOB, 24: ("sleepers",), 32: ("lock",), 40: _TEAM}
+_PLACES = {name: at for first, names in _GROUPS.items() for at, name in enumerate(names, first)}
+_WORDS = 48
 
 # Pauses before a worker sleeps: about half a millisecond, more than the gap between two layers of a model.
 _SPINS = 20_000
 
-_POOL = """
-{declarations}
-
-; A worker takes part in the job that is open, if it is the job it was woken for.
-define void @enter(ptr %pool, i64 %generation) {{
-  %entered = getelementptr i64, ptr %pool, i64 8
-  %open = getelementptr i64, ptr %pool, i64 16
-  %function.at = getelementptr i64, ptr %pool, i64 17
-  %args.at = getelementptr i64, ptr %pool, i64 18
-  %threads.at = getelementptr i64, ptr %pool, i64 19
-  %next.at = getelementptr i64, ptr %pool, i64 20
-  %count = atomicrmw add ptr %entered, i64 1 seq_cst
-  %job = load atomic i64, ptr %open seq_cst, align 8
-  %same = icmp eq i64 %job, %generation
-  br i1 %same, label %join, label %leave
-join:
-  %thread = atomicrmw add ptr %next.at, i64 1 monotonic
-  %threads = load i64, ptr %threads.at
-  %needed = icmp slt i64 %thread, %threads
-  br i1 %needed, label %work, label %leave
-work:
-  %function = load ptr, ptr %function.at
-  %args = load ptr, ptr %args.at
-  call void %function(ptr %args, i64 %thread, i64 %threads)
-  br label %leave
-leave:
-  %left = atomicrmw sub ptr %entered, i64 1 seq_cst
-  ret void
-}}
-
-define i64 @generation(ptr %pool) {{
-  %now = load atomic i64, ptr %pool acquire, align 8
-  ret i64 %now
-}}
-
-; Waits for a job, enters it, waits for the next; returns when the generation turns negative.
-define void @worker(ptr %pool, i64 %spins) {{
-entry:
-  %sleepers = getelementptr i64, ptr %pool, i64 24
-  br label %wait
-wait:
-  %last = phi i64 [ 0, %entry ], [ %now, %begin ]
-  br label %spin
-spin:
-  %tries = phi i64 [ 0, %wait ], [ %more, %again ], [ 0, %sleep ]
-  %now = load atomic i64, ptr %pool acquire, align 8
-  %new = icmp ne i64 %now, %last
-  br i1 %new, label %check, label %again
-again:
-  {relax}
-  %more = add i64 %tries, 1
-  %on = icmp slt i64 %more, %spins
-  br i1 %on, label %spin, label %sleep
-sleep:
-  %in = atomicrmw add ptr %sleepers, i64 1 seq_cst
-  %expected = trunc i64 %last to i32
-  {sleep}
-  %out = atomicrmw sub ptr %sleepers, i64 1 seq_cst
-  br label %spin
-check:
-  %stop = icmp slt i64 %now, 0
-  br i1 %stop, label %quit, label %begin
-begin:
-  call void @enter(ptr %pool, i64 %now)
-  br label %wait
-quit:
-  ret void
-}}
-
-define void @wake(ptr %pool, i64 %threads) {{
-  %sleepers = getelementptr i64, ptr %pool, i64 24
-  %asleep = load atomic i64, ptr %sleepers seq_cst, align 8
-  %any = icmp ne i64 %asleep, 0
-  br i1 %any, label %call, label %done
-call:
-  {wake}
-  br label %done
-done:
-  ret void
-}}
-
-; Opens a job, takes part as thread 0, closes it and waits for those that entered.
-define void @launch(ptr %pool, ptr %function, ptr %args, i64 %threads) {{
-  call void @llvm.memset.p0.i64(ptr align 8 %args, i8 0, i64 128, i1 false)
-  %lock = getelementptr i64, ptr %pool, i64 32
-  %alone = icmp slt i64 %threads, 2
-  br i1 %alone, label %solo, label %try
-try:
-  %got = cmpxchg ptr %lock, i64 0, i64 1 acquire monotonic
-  %mine = extractvalue {{ i64, i1 }} %got, 1
-  br i1 %mine, label %open.job, label %solo
-solo:
-  call void %function(ptr %args, i64 0, i64 1)
-  ret void
-open.job:
-  %entered = getelementptr i64, ptr %pool, i64 8
-  %open = getelementptr i64, ptr %pool, i64 16
-  %function.at = getelementptr i64, ptr %pool, i64 17
-  %args.at = getelementptr i64, ptr %pool, i64 18
-  %threads.at = getelementptr i64, ptr %pool, i64 19
-  %next.at = getelementptr i64, ptr %pool, i64 20
-  store ptr %function, ptr %function.at
-  store ptr %args, ptr %args.at
-  store i64 %threads, ptr %threads.at
-  store atomic i64 1, ptr %next.at monotonic, align 8
-  %before = load atomic i64, ptr %pool monotonic, align 8
-  %job = add i64 %before, 1
-  store atomic i64 %job, ptr %open seq_cst, align 8
-  store atomic i64 %job, ptr %pool seq_cst, align 8
-  call void @wake(ptr %pool, i64 %threads)
-  call void %function(ptr %args, i64 0, i64 %threads)
-  store atomic i64 0, ptr %open seq_cst, align 8
-  br label %drain
-drain:
-  %pauses = phi i64 [ 0, %open.job ], [ 0, %yield ], [ %more, %wait ]
-  %inside = load atomic i64, ptr %entered seq_cst, align 8
-  %empty = icmp eq i64 %inside, 0
-  br i1 %empty, label %close, label %wait
-wait:
-  {relax}
-  %more = add i64 %pauses, 1
-  %on = icmp slt i64 %more, {patience}
-  br i1 %on, label %drain, label %yield
-yield:
-  {give_way}
-  br label %drain
-close:
-  store atomic i64 0, ptr %lock release, align 8
-  ret void
-}}
-"""
-
+_TORCHS = "fuseplan.tensors.torch_tensors"  # the module is imported with the first tensor of torch's
+_OPENMP = ("GOMP_parallel", "omp_get_max_threads", "omp_get_thread_num")
 _FUTEX = {"x86_64": 202, "aarch64": 98}  # the number of Linux's futex call
 
 
@@ -177,8 +62,10 @@ def pool_text(native: bool) -> str:
         call = f"call i64 (i64, ...) @syscall(i64 {_FUTEX[platform.machine()]}, ptr %pool"
         sleep = f"%slept = {call}, i32 128, i32 %expected, ptr null, ptr null, i32 0)"  # FUTEX_WAIT_PRIVATE
         wake = f"%woken = {call}, i32 129, i32 2147483647, ptr null, ptr null, i32 0)"  # FUTEX_WAKE_PRIVATE
-    return _POOL.format(
+    pairs = _PLACES.items()
+    return Template(Path(__file__).with_name("pool.ll").read_text(encoding="utf-8")).substitute(
         declarations="\n".join(declarations),
+        words="\n  ".join(f"%{name}.at = getelementptr i64, ptr %pool, i64 {at}" for name, at in pairs),
         relax=pause,
         patience=PATIENCE,
         give_way=YIELD,
@@ -188,7 +75,7 @@ def pool_text(native: bool) -> str:
 
 
 Functions = Callable[[], Mapping[str, Address]]
-FUNCTIONS = ("launch", "enter", "generation", "wake", "worker")
+FUNCTIONS = ("launch", "enter", "wake", "worker")
 
 
 def _compiled(native: bool) -> Mapping[str, Address]:
@@ -200,6 +87,21 @@ def _compiled(native: bool) -> Mapping[str, Address]:
     return toolchain.load_object(
         cache.kept(lambda: toolchain.compile_object(text), text, *versions), FUNCTIONS
     )
+
+
+@functools.cache
+def _team() -> tuple[int, ...]:
+    """What launches a job in torch's OpenMP threads, and their count and numbers; empty without a GNU OpenMP.
+
+    Torch calls the functions that the process shows to all of its libraries, and otherwise the ones that its
+    own library is linked with. No library is loaded here.
+    """
+    for library in (None, "libtorch_cpu.so"):
+        with contextlib.suppress(AttributeError, OSError):
+            found = ctypes.CDLL(library, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+            pointers = [ctypes.cast(getattr(found, name), ctypes.c_void_p) for name in _OPENMP]
+            return tuple(each.value or 0 for each in pointers)
+    return ()
 
 
 class Pool:
@@ -222,7 +124,6 @@ class Pool:
         word, pointer = ctypes.c_int64, ctypes.c_void_p
         self._launch = ctypes.CFUNCTYPE(None, pointer, pointer, pointer, word)(base["launch"])
         self._enter = ctypes.CFUNCTYPE(None, pointer, word)(base["enter"])
-        self._generation = ctypes.CFUNCTYPE(word, pointer)(base["generation"])
         self._wake = ctypes.CFUNCTYPE(None, pointer, word)(base["wake"])
         self._worker = ctypes.CFUNCTYPE(None, pointer, word)(base["worker"])
         self._storage = (ctypes.c_int64 * (_WORDS + 8))()
@@ -230,7 +131,7 @@ class Pool:
         self._semaphore = threading.Semaphore(0)
         self._workers: list[threading.Thread] = []
         self._growing = Lock()
-        self._stopped = False
+        self._stopped = self._is_forked = False
         _pools.add(self)
 
     @property
@@ -239,9 +140,11 @@ class Pool:
         return len(self._workers)
 
     def reserve(self, threads: int) -> None:
-        """Starts workers until a launch on `threads` threads can have as many as there are processors for."""
+        """Starts workers until a launch on `threads` threads has as many; looks for a team to join."""
         with self._growing:
-            while len(self._workers) < min(threads, self._most) - 1:
+            if self._native and not self._is_forked and _TORCHS in sys.modules:
+                self._join(_team())
+            while len(self._workers) < threads - 1:
                 body = self._run_native if self._native else self._run_python
                 worker = threading.Thread(target=body, name=f"fuseplan-{len(self._workers) + 1}", daemon=True)
                 worker.start()
@@ -252,8 +155,9 @@ class Pool:
 
         It holds the address, and with it the code: a launch that runs keeps what it runs.
         """
+        threads = min(threads, self._most)
         self.reserve(threads)
-        launch, state, helpers = self._launch, self._state, min(threads, self._most) - 1
+        launch, state, helpers = self._launch, self._state, threads - 1
         if self._native or not helpers:
             return lambda args: launch(state, function, args, threads)
 
@@ -282,6 +186,11 @@ class Pool:
         ctypes.memset(self._state, 0, 8 * _WORDS)
         self._semaphore = threading.Semaphore(0)
         self._workers.clear()
+        self._is_forked = True  # torch's team did not come along either, and its library waits for it forever
+
+    def _join(self, team: Sequence[int]) -> None:
+        for name, address in reversed([*zip(_TEAM, team, strict=False)]):
+            ctypes.c_int64.from_address(self._state + 8 * _PLACES[name]).value = address
 
     def _run_native(self) -> None:
         self._worker(self._state, _SPINS)
@@ -289,7 +198,7 @@ class Pool:
     def _run_python(self) -> None:
         while True:
             self._semaphore.acquire()
-            generation = self._generation(self._state)
+            generation = ctypes.c_int64.from_address(self._state).value
             if generation < 0:
                 return
             self._enter(self._state, generation)
