@@ -28,7 +28,7 @@ PLANS = (
     "[1x2x40x64, bhsd] -> attention(is_causal=True, offset=-9, return_lse=True)",
     "[2x4x150x64, bshd of bhsd] -> attention(is_causal=True, key_heads=2, rotary=64)",
     "[2x4x1x80, bhsd] -> attention(keys=999, offset=998, rotary=40, interleaved=True)",
-    "[2x3x150x64, bhsd] -> attention(score='where(index(t) > 99, -inf, x - 0.01 * index(h) * index(s))')",
+    "[2x3x150x64, bhsd] -> attention(score='where(x > 2, -inf, x - 2 ** -index(h) * index(s))')",
 )
 MANY = (  # of which programs have several tiles, with and without a middle one
     "bf16[5x9x700x64, bhsd] -> attention(is_causal=True, return_lse=True)",

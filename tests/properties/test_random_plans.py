@@ -52,6 +52,9 @@ FOUND = (
 
 
 FOUND_ON_GPUS = (
+    "f32[3x31x3x15, bshd of bhsd] -> bias -> bias",
+    "f32[2x3x40x7, dbhs of bhsd] -> bias",
+    "f32[2x3x5x7, bhds of bhsd] -> bias",
     "f8e4m3[4x6] -> glu(relu)",
     "f8e4m3[2x5x9x3, nhwc] -> conv2d(10, kernel=3, padding=1, groups=5)",
     "f32[300] -> quantize(i8, per=block)",

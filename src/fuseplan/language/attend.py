@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import product
 from math import inf
 from typing import Any
@@ -18,6 +17,7 @@ from fuseplan.language.arithmetic import ARRAYS, Arithmetic
 from fuseplan.language.formula import parse_expression
 from fuseplan.language.slopes import slopes
 from fuseplan.scalar import Scalar, fold, indices_of, leaf, replaced, tanh
+from fuseplan.system.locks import cached_property
 
 ROWS = 512  # queries of one head whose scores the float64 meaning has in memory at once
 

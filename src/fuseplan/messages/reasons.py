@@ -287,10 +287,7 @@ class Reason(Catalogue):
         "beside attention's own tensors the template reads operands per channel, and nothing else",
         "`attention` reads operands per element",
     )
-    TURNED_COPIES = (
-        "keys come to the products by copies, which turn no pairs",
-        "`attention` turns them as it loads them; or run `rotary` as an operator of its own",
-    )
+    TURNED_COPIES = "keys come by copies, which turn no pairs", "`attention` turns keys as it loads them"
     UNSEEN_KEYS = (
         "64 queries in a row see a key of every block that the template multiplies",
         "`attention` has tiles of 16 queries; or leave out the queries that see no key",

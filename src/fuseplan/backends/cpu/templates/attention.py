@@ -275,8 +275,8 @@ class AttentionWriter(AttentionTiles):
                     score = b.load(place)
                     if changes:
                         lanes, other = row + each * self.lanes, first + at
-                        if not made.is_scaled:
-                            score = fold(made.score, self.known(score, task, lanes, 0, other), self.table)
+                        known = {} if made.is_scaled else self.known(score, task, lanes, 0, other)
+                        score = fold(made.score, known, self.table) if known else score
                         score = self.changed(score, lanes, 0, other, is_edge=is_edge)
                         b.store(score, place)
                     top = variable.get()

@@ -64,7 +64,7 @@ class Scores(Writer):
         self.tiles = ceil_div(self.heads.rows, rows)
         self.epilogue = Elementwise(kernel, "epilogue", self.text, namespace=namespace)
         self.table = dialect.table(self.text, namespace, kernel.src.dtype, kernel.compute_dtype)
-        self.table["number"] = self._number
+        self.table["number"] = lambda place: self.text.let("number", f"{place} * 1.0")
         self.beside = {each.role: each for each in kernel.operands if each.strides}
         self.is_beside = bool(self.made.bias_axes or self.made.mask_axes)
         # Without anything between product and exponential, the scale is a factor of both.
@@ -143,12 +143,12 @@ class Scores(Writer):
 
     def known(self, head: Index, other: Index) -> Mapping[str, str]:
         """What a block's scores are made of, by the names in their formula."""
-        places = self.axes_at(head, other)
-        return {"x": "scores", **{f"index({axis})": places[axis].atom for axis in self.made.places}}
-
-    def _number(self, place: str) -> str:
-        """A place as a number of f32; head and image are of no tensor, and may be numbers in the text."""
-        return f"{place}.0" if place.isdigit() else self.text.let("number", f"{place} * 1.0")
+        places, known = self.axes_at(head, other), {"x": "scores"}
+        for axis in self.made.places:
+            # Functions of Gluon take tensors alone, and image and head are of none.
+            spread = f" + 0 * {self.query.at(DOWN).atom}" if axis in "bh" else ""
+            known[f"index({axis})"] = f"({places[axis].atom}{spread})"
+        return known
 
     def scale(self, known: Mapping[str, str]) -> None:
         """What stands between product and exponential, but for the bias; in units of log2."""

@@ -10,7 +10,7 @@ from typing import ClassVar
 from fuseplan.backends.triton import dialect, model
 from fuseplan.backends.triton.index import power_of_two
 from fuseplan.backends.triton.template import GpuTemplate
-from fuseplan.backends.triton.templates.pointwise_writer import PointwiseKnobs, PointwiseWriter
+from fuseplan.backends.triton.templates.pointwise_writer import PointwiseKnobs, PointwiseWriter, channel_run
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.target import Target
@@ -106,11 +106,11 @@ def _tile(kernel: Kernel) -> int:
 
 def _forms(kernel: Kernel) -> tuple[str, ...]:
     """The forms worth trying, the best first."""
-    channels, area = kernel.dst.channels, prod(kernel.dst.spatial)
+    channels = kernel.dst.channels
     if not any(operand.is_channel for operand in kernel.operands):
         return ("flat",)
-    if not kernel.dst.is_channels_last and area > 1:
-        return ("flat", "planes")
+    if channel_run(kernel.dst) > 1:  # planes are those of a named layout
+        return ("flat", "planes") if kernel.dst.layout else ("flat",)
     if channels > 1024:
         return ("rows",)
     return ("rows", "flat") if channels * kernel.dst.itemsize % 16 == 0 else ("flat", "rows")
@@ -118,6 +118,6 @@ def _forms(kernel: Kernel) -> tuple[str, ...]:
 
 def _row(kernel: Kernel, form: str) -> int:
     """Elements of a row in a tile: a power of two that divides them, if there is a large one."""
-    row = kernel.dst.channels if form == "rows" else prod(kernel.dst.spatial)
+    row = kernel.dst.channels if form == "rows" else channel_run(kernel.dst)
     dividing = row & -row
     return min(_WIDEST, dividing if dividing >= 32 else power_of_two(row))

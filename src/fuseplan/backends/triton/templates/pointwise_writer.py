@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 
 from fuseplan.backends.parts import ends
 from fuseplan.backends.triton.elementwise import Elementwise, Known, Place
@@ -29,6 +28,7 @@ from fuseplan.backends.triton.index import (
 from fuseplan.backends.triton.shell import Writer, of_launch, programs_of
 from fuseplan.kernels.emit import Slot
 from fuseplan.kernels.kernel import Kernel
+from fuseplan.language.tensor import TensorSpec
 
 VECTOR = 16  # elements: a mask that changes inside of so many keeps them from being moved at once
 
@@ -42,6 +42,16 @@ class PointwiseKnobs:
     inner: int
     programs: int
     warps: int
+
+
+def channel_run(dst: TensorSpec) -> int:
+    """Neighbours in memory that have one channel: 1 where c is innermost, all positions where it is outermost.
+
+    Without a name for the layout, by the strides: the other axes may lie in any order.
+    """
+    if dst.layout is None and dst.is_dense and dst.channels > 1:
+        return dst.element_strides[1]
+    return 1 if dst.is_channels_last else prod(dst.spatial)
 
 
 class PointwiseWriter(Writer):
@@ -66,11 +76,11 @@ class PointwiseWriter(Writer):
         self.knobs, self.options = knobs, (("num_warps", knobs.warps), ("num_stages", 1))
         self.ends = ends(kernel)
         src, dst = (end.spec for end in self.ends)
-        self.channels, self.area = dst.channels, prod(dst.spatial)
+        self.channels, self.run = dst.channels, channel_run(dst)
         self.image = kernel.dst.size // kernel.dst.batch
         self.size = of_launch(kernel, dst.size)
-        self.last, is_flat = dst.is_channels_last, knobs.form == "flat"
-        self.row = {"flat": self.image, "rows": self.channels, "planes": self.area}[knobs.form]
+        is_flat = knobs.form == "flat"
+        self.row = {"flat": self.image, "rows": self.channels, "planes": self.run}[knobs.form]
         down, across = ceil_div(self.size, knobs.inner), 1
         if not is_flat:
             down, across = ceil_div(self.size // self.row, knobs.outer), ceil_div(self.row, knobs.inner)
@@ -146,9 +156,9 @@ class PointwiseWriter(Writer):
             return None
         if self.channels == 1:
             return Known("", self.epilogue.prepare(str(arange(1))).values)
-        if self.last or self.area == 1:
+        if self.run == 1:
             return self._repeating_channels(start, lane)
-        if self.knobs.inner <= self.area:
+        if self.knobs.inner <= self.run:
             return self._two_channels(start, lane)
         return self._many_channels(start, lane)
 
@@ -164,23 +174,23 @@ class PointwiseWriter(Writer):
     def _two_channels(self, start: Index, lane: Index) -> Known:
         """A tile no larger than a plane meets two at most."""
         text = self.text
-        plane = text.index("plane", start // self.area)
+        plane = text.index("plane", start // self.run)
         channel = text.index("channel", plane % self.channels)
         following = text.index("next_channel", (plane + 1) % self.channels)
         first, second = self.epilogue.prepare(str(channel)), self.epilogue.prepare(str(following))
-        is_first = lane < self.area - (start % self.area).narrow(self.is_wide)
+        is_first = lane < self.run - (start % self.run).narrow(self.is_wide)
         return (
             self.epilogue.select(str(text.mask("is_first", is_first)), first, second) if is_first else first
         )
 
     def _many_channels(self, start: Index, lane: Index) -> Known:
         """Those of the planes that the tile meets."""
-        text, area = self.text, self.area
-        plane = text.index("plane", (start // area % self.channels).narrow(self.is_wide))
-        count = power_of_two((self.knobs.inner - 2) // area + 2)
+        text, run = self.text, self.run
+        plane = text.index("plane", (start // run % self.channels).narrow(self.is_wide))
+        count = power_of_two((self.knobs.inner - 2) // run + 2)
         channel = text.index("channel", (plane + arange(count)) % self.channels)
         known = self.epilogue.prepare(str(channel))
-        which = text.index("which", ((start % area).narrow(self.is_wide) + lane) // area)
+        which = text.index("which", ((start % run).narrow(self.is_wide) + lane) // run)
         return self.epilogue.spread(known, str(which))
 
     def _tile(self, where: str, place: Place, channels: Callable[[], Known | None]) -> None:
