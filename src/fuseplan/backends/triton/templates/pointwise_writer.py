@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 from fuseplan.backends.parts import ends
 from fuseplan.backends.triton.elementwise import Elementwise, Known, Place
@@ -45,7 +46,7 @@ class PointwiseKnobs:
 
 
 def channel_run(dst: TensorSpec) -> int:
-    """Neighbours in memory that have one channel: 1 where c is innermost, all positions where it is outermost.
+    """Neighbours in memory that have one channel: 1 where c is innermost, or all positions.
 
     Without a name for the layout, by the strides: the other axes may lie in any order.
     """
