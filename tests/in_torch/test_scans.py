@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 import fuseplan.torch
+from fuseplan.measure.data import evaluated, random_arrays
 from fuseplan.measure.spaces import arithmetic_of
 from fuseplan.ops.scan import Cumsum
 from fuseplan.plans.plan import FusionPlan
@@ -73,3 +75,18 @@ def test_the_meaning_of_torchs_tensors_has_gradients(text: str) -> None:
     want = FusionPlan(plan.src, back).reference(grad.numpy(), {})
     (got,) = torch.autograd.grad(made, src, grad)
     np.testing.assert_allclose(got.numpy(), want, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("text", ["layer_norm_backward(gradients=True)", "rms_norm_backward(gradients=True)"])
+def test_sums_over_no_axis_are_their_terms(text: str) -> None:
+    """NumPy and torch differ there: a row alone has gradients of scale that are sums over no rows."""
+    plan = FusionPlan.parse(f"f64[17] -> {text}")
+    arrays = random_arrays(plan, 1)
+    tensors = {key: torch.from_numpy(array) for key, array in arrays.items()}
+    for got, want in zip(evaluated(plan, tensors), evaluated(plan, arrays), strict=True):
+        for one, other in zip(listed(got), listed(want), strict=True):
+            np.testing.assert_allclose(one.numpy(), other, rtol=1e-12, atol=1e-12)
+
+
+def listed(made: Any) -> list[Any]:
+    return [*made.values()] if isinstance(made, dict) else [made]

@@ -71,6 +71,11 @@ class Host:
         return tensor.copy()
 
 
+def _joined(join: Callable[..., Tensor], values: Tensor, axes: Shape | int, *, keepdims: bool) -> Tensor:
+    """Terms joined over axes; of none, torch would take all."""
+    return values if axes == () else join(values, axes, keepdims=keepdims)
+
+
 class Device:
     """Torch's tensors on one device. Random values are drawn in float32."""
 
@@ -86,7 +91,8 @@ class Device:
         table |= rows(torch.Tensor.long, lambda x: self._held("i32", x).long())
         table |= {"bits": int, "number": torch.Tensor.double, "random": partial(random, table)}
         joins = {"add": torch.sum, "mul": self._product, "maximum": torch.amax, "minimum": torch.amin}
-        self._table, self._joins = table, joins
+        self._table = table
+        self._joins = {name: partial(_joined, join) for name, join in joins.items()}
 
     def arithmetic(self, like: Tensor) -> Arithmetic:
         """That of tensors, in the dtype of one of them."""
