@@ -32,7 +32,7 @@ from fuseplan.plans.plan import FusionPlan
 from interpreted import assert_interpreted, under
 
 FOLDER = Path(sys.prefix) / f"triton-{versions.NEWEST}"  # where `make test` installs it
-MOST = 84  # compiles
+MOST = 85  # compiles
 FROM_REGISTERS = (
     "f16[1000x768] -> relu -> matmul(1536) -> bias -> add -> relu",
     "f16[8x64x14x14, nhwc] -> relu -> conv2d(128, kernel=3, padding=1) -> bias",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -238,7 +239,8 @@ class _Values:
             return False
         read = pytree.tree_leaves([self.found[each] for each in node.all_input_nodes])
         most = max((each.untyped_storage().nbytes() for each in read if torch.is_tensor(each)), default=0)
-        return bool(made.is_contiguous()) and made.nbytes > most
+        # Torch counts no elements where an open extent turned out to be a number.
+        return bool(made.is_contiguous()) and prod(made.shape) * made.itemsize > most
 
     def _read(self, node: fx.Node) -> Iterator[int]:
         for each in node.all_input_nodes:
