@@ -27,7 +27,7 @@ class Attend:
     """dst[b, h, s] = sum over t of softmax(score)[t] * value[b, g, t], where g = h // (heads // key_heads).
 
     score = scale * sum over d of src[b, h, s, d] * key[b, g, t, d], then softcap * tanh(score / softcap)
-    where there is a softcap, then what the formula makes of it, then plus the bias.
+    where there is a softcap, then the formula of it, then plus the bias.
 
     Attributes:
         batch, heads, queries, size: extents of src: b, h, s, d.
@@ -116,7 +116,8 @@ class Attend:
     @property
     def places(self) -> str:
         """The axes among b, h, s, t whose places the formula reads."""
-        return "".join(axis for axis in "bhst" if f"index({axis})" in indices_of(self.score))
+        read = indices_of(self.score)
+        return "".join(axis for axis in "bhst" if f"index({axis})" in read)
 
     @cached_property
     def slope(self) -> Scalar:
@@ -205,7 +206,7 @@ class Attend:
     def _scored(
         self, given: Mapping[str, Any], by: Arithmetic
     ) -> Iterator[tuple[int, int, slice, slice, Mapping[str, Any], Any]]:
-        """Image, head, some queries and the keys of the image; what their scores are made of, and these."""
+        """Image, head, some queries and the keys of the image; the leaves of their scores, and the scores."""
         where, query, keys_of = by.table["where"], given["query"], given["key"]
         if self.rotary:
             query, keys_of = self._turned(query, self.offset, given, by), self._turned(keys_of, 0, given, by)

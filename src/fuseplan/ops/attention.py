@@ -167,8 +167,8 @@ class Attention(Attending):
     less than so many places away. With `is_padded`, `lengths` (b) has the number of keys of each image; those
     behind are not read.
 
-    `softcap` bounds the scores: softcap * tanh(score / softcap). `score` is a formula of your own of what is
-    then the score, x, and of its places: `score='x - 0.25 * (index(s) - index(t))'` with the letters b, h, s
+    `softcap` bounds the scores: softcap * tanh(score / softcap). `score` is a formula of your own, of the
+    bounded score x and its places: `score='x - 0.25 * (index(s) - index(t))'` with the letters b, h, s
     and t, or a Python function of Scalars. A score of minus infinity hides the key. `elementwise` says what
     formulas are made of. After it, `bias` is added; `bias_axes` are
     its axes, of b, h, s, t (t are the keys): `hst` is one for all images. `mask`, with `mask_axes`, is true
@@ -177,9 +177,9 @@ class Attention(Attending):
     a query that sees no key is NaN, as a softmax of nothing but minus infinity.
 
     With `rotary`, so many elements of the rows of src and key are turned as they are read, as the operator
-    `rotary` turns them: those of a key t by the angles of t, those of a query s by the angles of its place
-    s + offset. cos and sin are (places, rotary / 2), for all keys and queries; of a pair's elements, which
-    are rotary / 2 apart, or neighbours with `interleaved`.
+    `rotary` turns them: a key t by the angles of t, a query s by the angles of its place s + offset. cos and
+    sin are (places, rotary / 2), for all keys and queries. The elements of a pair are rotary / 2 apart, or
+    neighbours with `interleaved`.
     """
 
     torch = "scaled_dot_product_attention"

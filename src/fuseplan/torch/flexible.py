@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from math import inf, prod
 from typing import Any
 
@@ -103,17 +104,19 @@ def read_scores(graph: fx.Graph, constants: Mapping[str, torch.Tensor] | None = 
         graph: of functional ATen operators.
         constants: tensors that placeholders of the graph stand for in every call.
     """
-    for node in graph.find_nodes(op="call_function", target=FLEX):
+    found = graph.find_nodes(op="call_function", target=FLEX)
+    for node in found:
         try:
             fields = _fields(node, constants or {})
         except (LeftError, PlanError) as error:
             node.meta["left"] = str(error)
             continue
-        (first,) = (user for user in node.users if user.args[1] == 0)
         with graph.inserting_before(node):
             made = added(graph, READ, *node.args[:3], *fields)
-        first.replace_all_uses_with(made)
-    graph.eliminate_dead_code()
+        for first in (user for user in node.users if user.args[1] == 0):
+            first.replace_all_uses_with(made)
+    if found:
+        graph.eliminate_dead_code()
 
 
 def flexible(given: Given) -> str:
@@ -208,10 +211,10 @@ def _check_blocks(
         for term in terms:
             seen = seen & fold(term, {**heads, **grid}, NUMPY)
         grid_of = np.ix_(rows, columns)
-        some = _listed(counts[at], places[at], columns[-1] + 1)[grid_of]
+        met = seen & _listed(counts[at], places[at], columns[-1] + 1)[grid_of]
         if whole[0] is not None:
-            some = (some & seen) | _listed(whole[0][at], whole[1][at], columns[-1] + 1)[grid_of]
-        if (seen != (some & seen if whole[0] is None else some)).any():
+            met |= _listed(whole[0][at], whole[1][at], columns[-1] + 1)[grid_of]
+        if (seen != met).any():
             raise LeftError(Why.FORMULA, "a block mask that hides other keys than its mask_mod")
 
 
@@ -238,10 +241,10 @@ def _terms(graph: fx.Graph, leaves: Sequence[Scalar]) -> Iterator[Scalar]:
 
 
 def formula_of(graph: fx.Graph, leaves: Sequence[Scalar], wanted: fx.Node | None = None) -> Scalar:
-    """What a graph of numbers computes; a condition is 1 where it holds, else 0.
+    """The expression that a graph of numbers computes; a condition is 1 where it holds, else 0.
 
     Args:
-        leaves: what its placeholders are.
+        leaves: the expressions that its placeholders stand for.
         wanted: the node whose value it is; the output's unless told.
 
     Raises:
@@ -318,9 +321,7 @@ ROWS: dict[Any, Callable[..., Any]] = {
     **_pairs("rsub", lambda a, b, alpha=1: scalar(b) - scalar(a) * alpha if alpha != 1 else scalar(b) - a),
     **_pairs("mul", lambda a, b: scalar(a) * b),
     **_pairs("div", lambda a, b: scalar(a) / b),
-    aten.pow.Tensor_Scalar: lambda a, b: call("pow", a, b),
-    aten.pow.Scalar: lambda a, b: call("pow", a, b),
-    aten.pow.Tensor_Tensor: lambda a, b: call("pow", a, b),
+    **dict.fromkeys((aten.pow.Tensor_Scalar, aten.pow.Scalar, aten.pow.Tensor_Tensor), partial(call, "pow")),
     aten.neg.default: neg,
     aten.abs.default: lambda a: abs(scalar(a)),
     aten.exp.default: exp,
@@ -334,8 +335,7 @@ ROWS: dict[Any, Callable[..., Any]] = {
     aten.relu.default: relu,
     aten.maximum.default: maximum,
     aten.minimum.default: minimum,
-    aten.clamp.default: _clamp,
-    aten.clamp_min.default: _clamp,
+    **dict.fromkeys((aten.clamp.default, aten.clamp_min.default), _clamp),
     aten.clamp_max.default: minimum,
     **_pairs("gt", _holds("gt")),
     **_pairs("ge", _holds("ge")),
@@ -357,8 +357,7 @@ ROWS: dict[Any, Callable[..., Any]] = {
     ),
     aten.masked_fill.Scalar: lambda a, condition, b: where(_condition(condition), b, a),
     **CONSTANTS,
-    aten._to_copy.default: _same,
-    aten.to.dtype: _same,
+    **dict.fromkeys((aten._to_copy.default, aten.to.dtype), _same),
 }
 WHOLE = {*_pairs("add", neg), *_pairs("sub", neg), *_pairs("rsub", neg), *_pairs("mul", neg), *CONSTANTS}
 WHOLE |= {aten.neg.default, aten.abs.default, aten.maximum.default, aten.minimum.default, aten.where.self}

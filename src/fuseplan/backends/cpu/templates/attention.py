@@ -285,7 +285,7 @@ class AttentionWriter(AttentionTiles):
         batches(b, 0, count, 1 if changes else UNROLL, keys)
 
     def known(self, product: Value, task: Task, row: Value, head: Index, other: Value) -> dict[str, Value]:
-        """What a vector of scores is made of, by the names in their formula."""
+        """The leaves of the formula of a vector of scores, by name."""
         b, is_key = self.b, self.by == "key"
         own, across = ("t", "s") if is_key else ("s", "t")
 

@@ -142,7 +142,7 @@ class Scores(Writer):
         }
 
     def known(self, head: Index, other: Index) -> Mapping[str, str]:
-        """What a block's scores are made of, by the names in their formula."""
+        """The leaves of the formula of a block's scores, by name."""
         places, known = self.axes_at(head, other), {"x": "scores"}
         for axis in self.made.places:
             # Functions of Gluon take tensors alone, and image and head are of none.
