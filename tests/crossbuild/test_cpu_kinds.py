@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 
 from fuseplan.backends.cpu import toolchain
-from fuseplan.backends.cpu.templates import TEMPLATES
+from fuseplan.backends.cpu.templates.order import TEMPLATES
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.lower import lower
 from fuseplan.kernels.match import match

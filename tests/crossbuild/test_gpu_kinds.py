@@ -15,10 +15,10 @@ from benchmarks.crossbuild import Allowance, Build, allowances, builds, crossbui
 from benchmarks.gate import faults
 from fuseplan.backends.triton import TRITON, sass
 from fuseplan.backends.triton.compiler import PACKAGE, compile_source
-from fuseplan.backends.triton.templates import TEMPLATES
 from fuseplan.backends.triton.templates.attention import GpuAttention
 from fuseplan.backends.triton.templates.hopper_attention import HopperAttention
 from fuseplan.backends.triton.templates.hopper_attention_gradient import HopperAttentionGradient
+from fuseplan.backends.triton.templates.order import TEMPLATES
 from fuseplan.backends.triton.toolchain import types_of
 from fuseplan.cli.commands import fuseplan
 from fuseplan.errors import ArgumentError

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from fuseplan.backends.triton.template import GpuTemplate
-from fuseplan.backends.triton.templates import TEMPLATES
+from fuseplan.backends.triton.templates.order import TEMPLATES
 from fuseplan.backends.triton.templates.pointwise import GpuPointwise
 from fuseplan.backends.triton.templates.reduction import GpuReduction
 from fuseplan.kernels.kernel import Kernel

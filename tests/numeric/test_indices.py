@@ -10,9 +10,9 @@ import pytest
 import fuseplan
 from closeness import assert_close
 from forced import forced, narrowed
-from fuseplan.backends.cpu.templates import TEMPLATES as CPU
+from fuseplan.backends.cpu.templates.order import TEMPLATES as CPU
 from fuseplan.backends.cpu.templates.reduction import Reduction
-from fuseplan.backends.triton.templates import TEMPLATES as GPU
+from fuseplan.backends.triton.templates.order import TEMPLATES as GPU
 from fuseplan.errors import PlanError
 from fuseplan.kernels.template import Template
 from fuseplan.language.derivative import derivative

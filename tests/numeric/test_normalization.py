@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 import fuseplan.backends.cpu.backend
 import fuseplan.tensors.arrays
 from forced import forced, narrowed, refusal_of
-from fuseplan.backends.cpu.templates import TEMPLATES
+from fuseplan.backends.cpu.templates.order import TEMPLATES
 from fuseplan.backends.cpu.templates.pointwise import Pointwise
 from fuseplan.backends.cpu.templates.reduction import Reduction
 from fuseplan.kernels.kernel import Kernel

@@ -11,7 +11,7 @@ from benchmarks.suite import FOLDER
 from fuseplan.backends.cpu.ir import Builder, Index, Value
 from fuseplan.backends.cpu.ir_text import I1, I64, PTR, Module, folded
 from fuseplan.backends.cpu.loops import batches, pieces, places
-from fuseplan.backends.cpu.templates import TEMPLATES
+from fuseplan.backends.cpu.templates.order import TEMPLATES
 from fuseplan.backends.cpu.templates.reduction import Reduction
 from fuseplan.kernels.lower import lower
 from fuseplan.kernels.match import match

@@ -10,7 +10,7 @@ from functools import cache
 import pytest
 
 from benchmarks.suite import FOLDER
-from fuseplan.backends.triton.templates import TEMPLATES
+from fuseplan.backends.triton.templates.order import TEMPLATES
 from fuseplan.backends.triton.templates.reduction import GpuReduction
 from fuseplan.errors import Unsupported
 from fuseplan.kernels.centre import Summary

@@ -13,7 +13,7 @@ import torch
 from benchmarks.crossbuild import builds
 from forced import forced
 from fuseplan.backends.triton import TRITON
-from fuseplan.backends.triton.templates import TEMPLATES
+from fuseplan.backends.triton.templates.order import TEMPLATES
 from fuseplan.compile import compile as compile_plan
 from fuseplan.errors import ArgumentError, BuildError
 from fuseplan.kernels.emit import Slot, Source

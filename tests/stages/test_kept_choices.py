@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,6 +74,24 @@ def estimates(monkeypatch: pytest.MonkeyPatch) -> list[Kernel]:
 
     monkeypatch.setattr(select, "_best", best)
     return seen
+
+
+@pytest.mark.parametrize("target", ["cpu", "triton:sm_90"])
+def test_a_kept_choice_imports_its_own_template_alone(target: str) -> None:
+    program = f"""
+import sys
+from fuseplan.backends.triton import TRITON
+from fuseplan.execution.stages import decide
+TRITON.fingerprint = lambda: "triton 3.9.0"
+decide("f32[64x512] -> cumsum", {target!r}, use_cache=True)
+print(*(name for name in sys.modules if ".templates." in name))
+"""
+    command = [sys.executable, "-c", program]
+    runs = [subprocess.run(command, capture_output=True, text=True, check=False) for _ in "ab"]
+    loaded = [{name.split(".templates.")[1] for name in run.stdout.split()} for run in runs]
+    assert {"order", "scan", "pointwise"} <= loaded[0], runs[0].stderr
+    assert "scan" in loaded[1], runs[1].stderr
+    assert not loaded[1] & {"order", "pointwise"}
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -18,11 +18,12 @@ from fuseplan.system.locks import Late, cached_property
 from fuseplan.tensors.arrays import address_of, lasting_bytes
 
 if TYPE_CHECKING:
-    from fuseplan.backends.cpu import loader, runtime, templates, toolchain
+    from fuseplan.backends.cpu import loader, runtime, toolchain
+    from fuseplan.backends.cpu.templates import order
 else:
     loader = Late("fuseplan.backends.cpu.loader")
     runtime = Late("fuseplan.backends.cpu.runtime")
-    templates = Late("fuseplan.backends.cpu.templates")
+    order = Late("fuseplan.backends.cpu.templates.order")
     toolchain = Late("fuseplan.backends.cpu.toolchain")
 
 
@@ -78,7 +79,7 @@ class CpuBackend(Backend):
 
     @cached_property
     def templates(self) -> tuple[type[Template], ...]:
-        return templates.TEMPLATES
+        return order.TEMPLATES
 
     def fingerprint(self) -> str | None:
         return toolchain.fingerprint()

@@ -23,12 +23,13 @@ from fuseplan.kernels.template import Template
 from fuseplan.system.locks import Late, cached_property
 
 if TYPE_CHECKING:
-    from fuseplan.backends.triton import launch, memory, templates, toolchain, versions
+    from fuseplan.backends.triton import launch, memory, toolchain, versions
     from fuseplan.backends.triton.memory import GpuMemory
+    from fuseplan.backends.triton.templates import order
 else:
     launch = Late("fuseplan.backends.triton.launch")
     memory = Late("fuseplan.backends.triton.memory")
-    templates = Late("fuseplan.backends.triton.templates")
+    order = Late("fuseplan.backends.triton.templates.order")
     toolchain = Late("fuseplan.backends.triton.toolchain")
     versions = Late("fuseplan.backends.triton.versions")
 
@@ -42,7 +43,7 @@ class TritonBackend(Backend):
 
     @cached_property
     def templates(self) -> tuple[type[Template], ...]:
-        return templates.TEMPLATES
+        return order.TEMPLATES
 
     def fingerprint(self) -> str | None:
         return toolchain.fingerprint()
