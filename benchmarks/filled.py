@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from benchmarks.suite import load
+from fuseplan.bench.gpu import subject_of
 from fuseplan.bench.peers import OURS, known
-from fuseplan.bench.subject import subject_of
 from fuseplan.measure.cases import Case
 
 COMPILERS = (OURS, "torch.compile", "torch.compile:default")

@@ -98,3 +98,9 @@ def test_a_horizontal_plan_is_refused_when_it_is_made() -> None:
         FusionPlan("f32[1x8]", direction="horizontal")
     assert [each.reason for each in refused.value.refusals] == [Reason.HORIZONTAL]
     assert "f32[1x8]" in str(refused.value)
+
+
+def test_a_kind_of_operator_has_its_article() -> None:
+    passed_over = explain("f32[1x2x8x16, bhsd] -> attention", "cpu:avx2").to_json()["match"]["passed_over"]
+    (found,) = (each["got"] for each in passed_over if each["tried"] == "pointwise")
+    assert found == "operator 0 (attention) is an attention"

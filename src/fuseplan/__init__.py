@@ -50,18 +50,16 @@ from fuseplan.ops.affine import (
     Prelu,
     Scale,
 )
-from fuseplan.ops.conv import Conv1d, Conv2d, Conv3d
+from fuseplan.ops.conv import Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
 from fuseplan.ops.dropout import Dropout
 from fuseplan.ops.embedding import Embedding
 from fuseplan.ops.expression import Expression
 from fuseplan.ops.matmul import Linear, Matmul
+from fuseplan.ops.normalization import LayerNorm, RmsNorm
 from fuseplan.ops.pool import AvgPool1d, AvgPool2d, AvgPool3d, MaxPool1d, MaxPool2d, MaxPool3d
-from fuseplan.ops.ranges import Split, Within
-from fuseplan.ops.rows import LayerNorm, RmsNorm
-from fuseplan.ops.save import Save
+from fuseplan.ops.ranges import Save, Split, Within
 from fuseplan.ops.scan import Cumsum
 from fuseplan.ops.training import ActivationBackward, BatchNormBackward, BatchNormTraining
-from fuseplan.ops.transposed import ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.plans.step import Step
 from fuseplan.tensors.arguments import Arguments

@@ -233,8 +233,12 @@ def counted(count: int, noun: str) -> str:
 
 def a_thing(value: object) -> str:
     """What kind of thing a value is: `a list`, `an ndarray`."""
-    kind = type(value).__name__
-    return f"an {kind}" if kind[0].lower() in "aeio" or kind.startswith("nd") else f"a {kind}"
+    return with_article(type(value).__name__)
+
+
+def with_article(noun: str) -> str:
+    """`a scan`, `an attention`."""
+    return f"an {noun}" if noun[0].lower() in "aeio" or noun.startswith("nd") else f"a {noun}"
 
 
 def nearest(word: str, known: Iterable[str]) -> list[str]:

@@ -26,7 +26,7 @@ from fuseplan.measure.data import INPUTS, NEAR, deviation, evaluated, random_arr
 from fuseplan.measure.layers import CannotRunError
 from fuseplan.measure.torch_eager import before_relu
 from fuseplan.plans.plan import FusionPlan
-from fuseplan.tuning.unfused import OneAtATime
+from fuseplan.tuning.verdict import OneAtATime
 
 SMALL = "f32[1x8x6x6, nhwc] -> conv2d(8, kernel=3, padding=1) -> bias -> relu"
 QUICK = Options(rounds=2, block_ms=1.0)

@@ -10,7 +10,7 @@ from fuseplan.backends.triton.templates.product_tiles import Knobs, Tiles
 from fuseplan.kernels.lower import lower
 from fuseplan.kernels.match import match
 from fuseplan.kernels.target import parse_target
-from fuseplan.ops.transposed import TRANSPOSED
+from fuseplan.ops.conv import TRANSPOSED
 from fuseplan.plans.plan import FusionPlan
 from interpreted import assert_interpreted
 

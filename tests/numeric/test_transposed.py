@@ -23,7 +23,7 @@ from fuseplan.loaded import load
 from fuseplan.measure.data import random_arrays, reference
 from fuseplan.measure.spaces import exact as wide
 from fuseplan.messages.reasons import Reason
-from fuseplan.ops.transposed import TRANSPOSED, ConvTranspose2d
+from fuseplan.ops.conv import TRANSPOSED, ConvTranspose2d
 from fuseplan.plans.plan import FusionPlan
 
 LAYOUTS = {3: ("ncw", "nwc"), 4: ("nchw", "nhwc"), 5: ("ncdhw", "ndhwc")}

@@ -13,7 +13,7 @@ from fuseplan.kernels.lower import lower
 from fuseplan.kernels.match import match
 from fuseplan.measure.data import evaluated, random_arrays
 from fuseplan.plans.plan import FusionPlan
-from fuseplan.tuning.unfused import OneAtATime
+from fuseplan.tuning.verdict import OneAtATime
 
 PROJECTIONS = "f32[6x16] -> linear(24) -> bias -> silu -> split((q, k, v), features=(16, 5, 3))"
 BRANCHES = "f32[2x8x9x7, nhwc] -> conv2d(12, kernel=3, padding=1) -> bias -> relu -> split((a, b))"

@@ -12,7 +12,7 @@ from fuseplan.kernels.match import unfuse
 from fuseplan.measure.data import random_arrays
 from fuseplan.ops.activation import Sigmoid
 from fuseplan.ops.affine import Add, Mul
-from fuseplan.ops.save import Save
+from fuseplan.ops.ranges import Save
 from fuseplan.plans.plan import FusionPlan
 
 TEXT = "f32[2x5x3x7, nhwc] -> add -> save(total) -> sigmoid -> mul(total) -> add(alpha2=-1, other=total)"

@@ -24,7 +24,7 @@ from fuseplan.ops.affine import Add, BatchNorm
 from fuseplan.ops.conv import Conv1d, Conv2d, Conv3d
 from fuseplan.ops.matmul import Matmul
 from fuseplan.ops.pool import AvgPool2d, MaxPool2d
-from fuseplan.ops.save import Save
+from fuseplan.ops.ranges import Save
 from fuseplan.ops.training import ActivationBackward
 from fuseplan.plans.plan import FusionPlan
 from strategies import elementwise, normalizations, plans, tensors

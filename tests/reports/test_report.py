@@ -19,8 +19,7 @@ from fuseplan.errors import ArgumentError
 from fuseplan.graph.node import line_of
 from fuseplan.graph.type import Type
 from fuseplan.reports.difference import difference
-from fuseplan.reports.report import SCHEMA, Report, read_report
-from fuseplan.reports.rows import MeasuredRow
+from fuseplan.reports.report import SCHEMA, MeasuredRow, Report, read_report
 from fuseplan.stores import sites
 from onnx_models import cnn, mlp
 

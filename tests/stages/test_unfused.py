@@ -10,7 +10,7 @@ from fuseplan.measure.ground import Ground
 from fuseplan.measure.layers import CannotRunError
 from fuseplan.measure.torch_eager import eager
 from fuseplan.plans.plan import FusionPlan
-from fuseplan.tuning.unfused import OneAtATime
+from fuseplan.tuning.verdict import OneAtATime
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from fuseplan.op import Op
 from fuseplan.ops.activation import Identity
 from fuseplan.ops.affine import Mul
 from fuseplan.ops.attention import Attention, AttentionGradient
-from fuseplan.ops.conv import CONVOLUTIONS, Conv, OfConvolution
+from fuseplan.ops.conv import CONVOLUTIONS, TRANSPOSED, Conv, ConvTranspose, OfConvolution
 from fuseplan.ops.conversion import Cast
 from fuseplan.ops.gradient import (
     Conv1dWeightGradient,
@@ -26,9 +26,9 @@ from fuseplan.ops.gradient import (
     ConvWeightGradient,
     LinearWeightGradient,
 )
-from fuseplan.ops.groups import GroupNorm, InstanceNorm
 from fuseplan.ops.losses import CrossEntropy, CrossEntropyBackward
 from fuseplan.ops.matmul import Matmul, Product
+from fuseplan.ops.normalization import GroupNorm, InstanceNorm, LayerNorm, RmsNorm
 from fuseplan.ops.reductions import LogSoftmax, Softmax, Sum
 from fuseplan.ops.row_gradients import (
     GroupNormBackward,
@@ -38,9 +38,7 @@ from fuseplan.ops.row_gradients import (
     RmsNormBackward,
     SoftmaxBackward,
 )
-from fuseplan.ops.rows import LayerNorm, RmsNorm
 from fuseplan.ops.training import BatchNormBackward, BatchNormTraining
-from fuseplan.ops.transposed import TRANSPOSED, ConvTranspose
 from fuseplan.ops.windows import Window
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.plans.step import Step

@@ -18,7 +18,7 @@ from fuseplan.kernels.target import Target
 from fuseplan.language.declarations import Array
 from fuseplan.language.dtypes import dtype_of
 from fuseplan.op import Op
-from fuseplan.ops.save import Save
+from fuseplan.ops.ranges import Save
 from fuseplan.plans.plan import FusionPlan
 
 FORWARD = "forward"

@@ -25,8 +25,8 @@ from fuseplan.op import Elementwise, Op
 from fuseplan.ops.affine import Add, Mul
 from fuseplan.ops.conversion import Cast
 from fuseplan.ops.parts import Parted
+from fuseplan.ops.ranges import Save
 from fuseplan.ops.reductions import Sum
-from fuseplan.ops.save import Save
 from fuseplan.ops.scan import UnaryOp
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.plans.step import Step

@@ -20,7 +20,7 @@ from fuseplan.measure.peaks import measured_gpu_peaks, measured_peaks
 from fuseplan.measure.quiet import undisturbed, unsteady
 from fuseplan.measure.stats import Timing
 from fuseplan.plans.plan import as_plan
-from fuseplan.tuning.unfused import OneAtATime
+from fuseplan.tuning.verdict import OneAtATime
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,8 @@ from fuseplan.graph.layer import Layer
 from fuseplan.graph.node import Node
 from fuseplan.graph.ops import Reduce, Reshape
 from fuseplan.op import Op
-from fuseplan.ops.groups import GroupNorm, InstanceNorm
+from fuseplan.ops.normalization import GroupNorm, InstanceNorm, LayerNorm, RmsNorm
 from fuseplan.ops.reductions import Mean
-from fuseplan.ops.rows import LayerNorm, RmsNorm
 from fuseplan.scalar import REBUILD, Scalar, const, fold, leaf, leaves_of
 
 V = leaf("variance")  # the mean of squares, while the factor of a row is composed

@@ -22,9 +22,9 @@ from fuseplan.language.tensor import TensorSpec
 from fuseplan.op import Elementwise, Op
 from fuseplan.ops.activation import ACTIVATIONS
 from fuseplan.ops.affine import Add, AddAlong, BatchNorm, Bias, Div, Maximum, Minimum, Mul, MulAlong, Scale
+from fuseplan.ops.conv import ConvTranspose
 from fuseplan.ops.expression import Expression
 from fuseplan.ops.matmul import Product
-from fuseplan.ops.transposed import ConvTranspose
 from fuseplan.scalar import REBUILD, Scalar, const, fold, leaf, leaves_of, text
 
 LINEAR = (Bias, Scale, BatchNorm)  # operators that are linear in x, a factor and a summand a channel

@@ -19,9 +19,8 @@ from fuseplan.kernels.kernel import KernelOperand
 from fuseplan.language.declarations import Operand
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.ops import pool
-from fuseplan.ops.conv import Conv
+from fuseplan.ops.conv import Conv, ConvTranspose
 from fuseplan.ops.matmul import Product
-from fuseplan.ops.transposed import ConvTranspose
 from fuseplan.ops.windows import Window, reach
 from fuseplan.plans.step import Step
 from fuseplan.plans.text import operator_text

@@ -13,7 +13,7 @@ from fuseplan.language.declarations import Result
 from fuseplan.language.reduction import INDEX, Statistic
 from fuseplan.ops.normalization import Normalization
 from fuseplan.ops.parts import Parted
-from fuseplan.ops.save import Save
+from fuseplan.ops.ranges import Save
 from fuseplan.plans.step import Step
 from fuseplan.plans.text import operator_text
 from fuseplan.scalar import Scalar, leaf, leaves_of, replaced

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from fuseplan.kernels.cells import parts_in_runs, placed_output, placed_result, split_step, spread
 from fuseplan.kernels.centre import Reduction, Summary, Unary
 from fuseplan.kernels.contracted import NO_WINDOW, contraction, gradient
 from fuseplan.kernels.counted import counted
@@ -13,7 +12,17 @@ from fuseplan.kernels.joined import centres, numbered, results, runs_of, statist
 from fuseplan.kernels.kernel import Kernel, KernelOperand, Output, Stage
 from fuseplan.kernels.lookup import reads_rows
 from fuseplan.kernels.match import Match, row_stride, rows_of
-from fuseplan.kernels.operands import operand_of, operands_of, placed, roaming
+from fuseplan.kernels.operands import (
+    operand_of,
+    operands_of,
+    parts_in_runs,
+    placed,
+    placed_output,
+    placed_result,
+    roaming,
+    split_step,
+    spread,
+)
 from fuseplan.kernels.transposed import given_weight
 from fuseplan.language.declarations import Result
 from fuseplan.language.layouts import behind_runs, dense
@@ -21,14 +30,13 @@ from fuseplan.language.parts import Split
 from fuseplan.language.reduction import INDEX
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.ops.attention import Attending
+from fuseplan.ops.conv import ConvTranspose
 from fuseplan.ops.gradient import ConvWeightGradient, LinearWeightGradient
 from fuseplan.ops.matmul import Product
 from fuseplan.ops.normalization import Normalization, reduced_axes
 from fuseplan.ops.parts import Parted
-from fuseplan.ops.ranges import RANGES, Within
-from fuseplan.ops.save import Save
+from fuseplan.ops.ranges import RANGES, Save, Within
 from fuseplan.ops.scan import UnaryOp
-from fuseplan.ops.transposed import ConvTranspose
 from fuseplan.plans.step import Step
 from fuseplan.plans.text import operator_text
 from fuseplan.scalar import CASTS, Scalar, leaf, leaves_of

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
-from fuseplan.errors import Unsupported
+from fuseplan.errors import Unsupported, with_article
 from fuseplan.kernels.joined import are_joined, parts_fit
 from fuseplan.kernels.representative import representative
 from fuseplan.language.extents import OPEN
@@ -116,7 +116,7 @@ def conditions(rule: str, plan: FusionPlan) -> Iterator[Claim]:
     centres = [step for step in plan if step.op.kind != "elementwise"]
     yield claim(len(plan) > 0, Reason.EMPTY_PLAN)
     met = centres[0] if rule == "pointwise" and centres else None
-    at, told = (met.index, f"{met.title} is a {met.op.kind}") if met else (None, None)
+    at, told = (met.index, f"{met.title} is {with_article(met.op.kind)}") if met else (None, None)
     yield claim(met is None, Reason.CENTRE_IN_POINTWISE, got=told, operator=at)
     parted = [step for step in plan if step.op.has_parts]
     yield claim(len(parted) < 2, Reason.SEVERAL_PARTS, operator=parted[1].index if parted[1:] else None)

@@ -22,9 +22,9 @@ from fuseplan.measure.torch_row_gradients import STATISTICS, layer_norm_backward
 from fuseplan.op import Op
 from fuseplan.ops import UNARY
 from fuseplan.ops.activation import ACTIVATIONS, Gelu
+from fuseplan.ops.conv import ConvTranspose
 from fuseplan.ops.dynamic import LEAST
 from fuseplan.ops.scan import UnaryOp
-from fuseplan.ops.transposed import ConvTranspose
 from fuseplan.ops.windows import Windowed
 
 Tensor = Any

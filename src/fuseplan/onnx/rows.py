@@ -17,11 +17,10 @@ from fuseplan.graph.why import LeftError, Why
 from fuseplan.onnx.given import Given
 from fuseplan.ops.affine import BatchNorm, Bias
 from fuseplan.ops.attention import Attention
-from fuseplan.ops.conv import CONVOLUTIONS
-from fuseplan.ops.groups import GroupNorm, InstanceNorm
+from fuseplan.ops.conv import CONVOLUTIONS, TRANSPOSED
+from fuseplan.ops.normalization import GroupNorm, InstanceNorm
 from fuseplan.ops.pool import AVG_POOLS, MAX_POOLS, Pool
 from fuseplan.ops.reductions import Mean
-from fuseplan.ops.transposed import TRANSPOSED
 from fuseplan.ops.windows import Pair, Window
 
 

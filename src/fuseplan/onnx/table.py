@@ -35,8 +35,8 @@ from fuseplan.ops import UNARY, activation
 from fuseplan.ops.affine import Bias, Prelu
 from fuseplan.ops.embedding import INDICES, MOST_AXES, Embedding
 from fuseplan.ops.matmul import Linear, Matmul
+from fuseplan.ops.normalization import LayerNorm, RmsNorm
 from fuseplan.ops.reductions import Amax, Amin, LogSoftmax, Mean, Softmax, Sum
-from fuseplan.ops.rows import LayerNorm, RmsNorm
 
 Row = Callable[[Given], str | tuple[str, ...]]
 

@@ -12,26 +12,23 @@ from fuseplan.op import Op
 from fuseplan.ops.activation import ACTIVATIONS
 from fuseplan.ops.affine import AFFINE
 from fuseplan.ops.attention import Attention, AttentionGradient
-from fuseplan.ops.conv import CONVOLUTIONS
+from fuseplan.ops.conv import CONVOLUTIONS, TRANSPOSED
 from fuseplan.ops.conversion import CONVERSIONS
 from fuseplan.ops.dropout import Dropout
 from fuseplan.ops.dynamic import DynamicQuantize
 from fuseplan.ops.embedding import Embedding
 from fuseplan.ops.expression import Expression
 from fuseplan.ops.gradient import GRADIENTS
-from fuseplan.ops.groups import GROUP_NORMALIZATIONS
 from fuseplan.ops.losses import LOSSES
 from fuseplan.ops.matmul import Linear, Matmul
+from fuseplan.ops.normalization import GROUP_NORMALIZATIONS, ROW_NORMALIZATIONS
 from fuseplan.ops.parts import PARTED
 from fuseplan.ops.pool import POOLS
-from fuseplan.ops.ranges import RANGES
+from fuseplan.ops.ranges import RANGES, Save
 from fuseplan.ops.reductions import REDUCTIONS
 from fuseplan.ops.row_gradients import ROW_GRADIENTS
-from fuseplan.ops.rows import ROW_NORMALIZATIONS
-from fuseplan.ops.save import Save
 from fuseplan.ops.scan import Cumsum, UnaryOp
 from fuseplan.ops.training import TRAINING
-from fuseplan.ops.transposed import TRANSPOSED
 
 OPERATORS: tuple[type[Op], ...] = (
     *CONVOLUTIONS,

@@ -1,19 +1,23 @@
-"""What operators with statistics share: numbers of many elements, then a formula of one."""
+"""Operators with statistics: numbers of many elements, then a formula of one. Norms of rows and of images."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from math import prod
 from typing import Any, ClassVar
 
+from fuseplan.errors import PlanError
 from fuseplan.language.arithmetic import ARRAYS, Arithmetic
-from fuseplan.language.declarations import Array
+from fuseplan.language.declarations import Array, operand, parameter
+from fuseplan.language.extents import is_integer
+from fuseplan.language.fields import refused
 from fuseplan.language.layouts import behind_runs, dense, in_runs
-from fuseplan.language.reduction import INDEX, Statistic, Sums, indices, reduce
+from fuseplan.language.reduction import INDEX, Moments, Statistic, Sums, indices, reduce
 from fuseplan.language.tensor import TensorSpec
-from fuseplan.op import Given, Op
-from fuseplan.scalar import Scalar, fold, leaves_of
+from fuseplan.messages.excerpt import shown
+from fuseplan.op import Given, Op, operator
+from fuseplan.scalar import Scalar, fold, leaf, leaves_of, sqrt
 
 Keys = Mapping[str, str]  # what the plan calls each operand, parameter, result and statistic, by its own name
 
@@ -160,3 +164,197 @@ class Normalization(Op):
         shapes = {each.name: each.shape for each in self.results(spec)}
         results = {name: self.each_run(made[name], spec).reshape(shape) for name, shape in shapes.items()}
         return by.own(out.reshape(self.output(spec).shape)), results
+
+
+class Standardized(Normalization):
+    """(x - mean) / sqrt(variance + epsilon) * scale + shift, the last two where it is affine."""
+
+    affine: bool
+
+    def reductions(self, keys: Keys, src: TensorSpec) -> tuple[Statistic, ...]:
+        return (Moments((keys["row_mean"], keys["row_variance"]), (leaf("x"),)),)
+
+    def formula(self, keys: Keys, src: TensorSpec) -> Scalar:
+        """The formula; the factor of a mean's elements is computed once."""
+        apart, factor = self.normalized(keys)
+        return apart * factor * leaf(keys["scale"]) + leaf(keys["shift"]) if self.affine else apart * factor
+
+    def normalized(self, keys: Keys, at: str = "x") -> tuple[Scalar, Scalar]:
+        """The distance of a leaf from the mean, and the factor that all elements of a mean share."""
+        mean, variance, epsilon = (leaf(keys[name]) for name in ("row_mean", "row_variance", "epsilon"))
+        return leaf(keys.get(at, at)) - mean, 1 / sqrt(variance + epsilon)
+
+
+class RowNormalization(Normalization):
+    """An operator whose statistics are of each row: of all elements along the last axis."""
+
+    reads, per = "rows", "row"
+
+    @classmethod
+    def samples(cls) -> Iterator[tuple[str, Op]]:
+        yield "f32[3x5]", cls()
+        yield "f32[2x3x7]", cls()
+        yield "f32[2x5x3x7]", cls()
+        yield "f32[1x3x3x2x5]", cls(affine=False)  # type: ignore[call-arg]
+
+
+@operator
+class LayerNorm(Standardized, RowNormalization):
+    """(x - mean) / sqrt(variance + epsilon) * scale + shift
+
+    Normalizes each row by its own statistics: mean and variance of all elements of the last axis, as
+    torch.nn.functional.layer_norm does with normalized_shape=(c,). The variance is the mean of the squared
+    deviations. Without `affine` there are no scale and shift.
+
+    scale, shift: (c,), torch's weight and bias.
+    """
+
+    onnx = "LayerNormalization"
+    torch = "layer_norm"
+
+    scale = operand("channel", when="affine")
+    shift = operand("channel", when="affine")
+    affine: bool = True
+    epsilon: float = parameter(default=1e-5)
+
+
+@operator
+class RmsNorm(RowNormalization):
+    """x / sqrt(mean(x**2) + epsilon) * scale
+
+    Divides each row by the root of the mean of its squares, over the last axis, as
+    torch.nn.functional.rms_norm does with normalized_shape=(c,) and eps=epsilon. Without `affine` there is no
+    scale.
+
+    scale: (c,), torch's weight.
+    """
+
+    onnx = "RMSNormalization"
+    torch = "rms_norm"
+
+    scale = operand("channel", when="affine")
+    affine: bool = True
+    epsilon: float = parameter(default=1e-5)
+
+    def reductions(self, keys: Keys, src: TensorSpec) -> tuple[Statistic, ...]:
+        return (Sums((keys["square_sum"],), (leaf("x") * leaf("x"),)),)
+
+    def formula(self, keys: Keys, src: TensorSpec) -> Scalar:
+        """The formula; the factor of a row is computed once."""
+        factor = 1 / sqrt(leaf(keys["square_sum"]) / self.count(src) + leaf(keys["epsilon"]))
+        normalized = leaf("x") * factor
+        return normalized * leaf(keys["scale"]) if self.affine else normalized
+
+
+ROW_NORMALIZATIONS = (LayerNorm, RmsNorm)
+
+
+class PerImage(Standardized):
+    """An operator whose statistics are of each image: of all places of a channel, or of several channels."""
+
+    least: int
+
+    def over(self, src: TensorSpec) -> tuple[int, ...]:
+        """The axes behind n, or behind n and c; a PlanError where src has too few axes."""
+        if src.rank < self.least:
+            want = "n, c" + " and places" * (self.least > 2)
+            raise PlanError(f"{self.name} has no statistics of this tensor", got=str(src), want=want)
+        return tuple(sorted(src.canonical_order[self.least - 1 :]))
+
+    def output(self, src: TensorSpec) -> TensorSpec:
+        """The shape of src; a PlanError where src has too few axes, or groups would differ."""
+        self.over(src)
+        self.split(src)
+        return super().output(src)
+
+    def formula(self, keys: Keys, src: TensorSpec) -> Scalar:
+        """The formula; a channel's two factors are one, which spares each element a rounding."""
+        apart, factor = self.normalized(keys)
+        return apart * (factor * leaf(keys["scale"])) + leaf(keys["shift"]) if self.affine else apart * factor
+
+
+class OfGroups(PerImage):
+    """An operator with the statistics of groups of channels."""
+
+    least = 2
+    groups: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not is_integer(self.groups) or self.groups < 1:
+            raise refused(self.name, "groups", "must be a number of groups", got=shown(self.groups))
+        self._set("groups", int(self.groups))
+
+    def split(self, src: TensorSpec) -> tuple[int, int]:
+        """The channels' axis, and the groups; a PlanError where the groups would differ in size."""
+        if src.channels % self.groups:
+            got = f"{self.groups}, of {src.channels} channels"
+            raise refused(self.name, "groups", "must divide the channels", got=got)
+        return src.channel_axis, self.groups
+
+    @classmethod
+    def samples(cls) -> Iterator[tuple[str, Op]]:
+        make: Any = cls  # one with the fields
+        yield "f32[3x6]", make(2)
+        yield "f32[2x6x7]", make(3, affine=False)
+        yield "f32[2x6x3x7, nhwc]", make(2)
+        yield "f32[2x9x5x7]", make(3)
+        yield "f32[1x4x3x2x5]", make(1)
+
+
+class OfChannels(PerImage):
+    """An operator with the statistics of each channel."""
+
+    least = 3
+
+    @classmethod
+    def samples(cls) -> Iterator[tuple[str, Op]]:
+        make: Any = cls  # one with the fields
+        yield "f32[2x6x7]", make()
+        yield "f32[2x5x3x7, nhwc]", make(affine=False)
+        yield "f32[3x5x9x7]", make()
+        yield "f32[1x3x3x2x5]", make()
+
+
+@operator
+class GroupNorm(OfGroups):
+    """(x - mean) / sqrt(variance + epsilon) * scale + shift
+
+    Normalizes each group of an image's channels by its own statistics, as torch.nn.functional.group_norm:
+    c / groups neighbouring channels, at all places, have one mean and one variance. The variance is the mean
+    of the squared deviations. Without `affine` there are no scale and shift.
+
+    scale, shift: (c,), torch's weight and bias.
+    """
+
+    onnx = "GroupNormalization"
+    torch = "group_norm"
+
+    scale = operand("channel", when="affine")
+    shift = operand("channel", when="affine")
+    groups: int
+    affine: bool = True
+    epsilon: float = parameter(default=1e-5)
+
+
+@operator
+class InstanceNorm(OfChannels):
+    """(x - mean) / sqrt(variance + epsilon) * scale + shift
+
+    Normalizes each channel of each image by its own statistics: mean and variance of all its places, as
+    torch.nn.functional.instance_norm without running statistics. The variance is the mean of the squared
+    deviations. Without `affine` there are no scale and shift.
+
+    scale, shift: (c,), torch's weight and bias.
+    """
+
+    onnx = "InstanceNormalization"
+    torch = "instance_norm"
+
+    scale = operand("channel", when="affine")
+    shift = operand("channel", when="affine")
+    affine: bool = True
+    epsilon: float = parameter(default=1e-5)
+
+
+GROUP_NORMALIZATIONS = (GroupNorm, InstanceNorm)

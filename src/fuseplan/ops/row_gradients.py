@@ -7,10 +7,8 @@ from fuseplan.language.declarations import operand, parameter, result, word
 from fuseplan.language.reduction import Moments, Statistic, Sums
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.op import operator
-from fuseplan.ops.groups import OfChannels, OfGroups
-from fuseplan.ops.normalization import Keys
+from fuseplan.ops.normalization import Keys, OfChannels, OfGroups, RowNormalization, Standardized
 from fuseplan.ops.reductions import OverAxes
-from fuseplan.ops.rows import RowNormalization, Standardized
 from fuseplan.ops.training import STATISTICS
 from fuseplan.scalar import Scalar, exp, leaf, sqrt
 

@@ -24,7 +24,7 @@ from fuseplan.messages.models import instead_of
 from fuseplan.messages.reasons import Reason, Refusal
 from fuseplan.op import Op
 from fuseplan.ops.normalization import Normalization
-from fuseplan.ops.save import Save
+from fuseplan.ops.ranges import Save
 from fuseplan.plans import naming
 from fuseplan.plans.dot import PlanTable, dot_text
 from fuseplan.plans.given import given_by_key, wide

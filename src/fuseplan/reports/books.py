@@ -17,8 +17,16 @@ from fuseplan.graph.place import Call, Compute, Copy, Launch, Placed, Placement,
 from fuseplan.graph.schedule import unit_of
 from fuseplan.graph.why import Reason
 from fuseplan.kernels.target import Target
-from fuseplan.reports.report import Report
-from fuseplan.reports.rows import CopyRow, Launches, MeasuredRow, OperatorRow, ReasonRow, RevertedRow, SiteRow
+from fuseplan.reports.report import (
+    CopyRow,
+    Launches,
+    MeasuredRow,
+    OperatorRow,
+    ReasonRow,
+    Report,
+    RevertedRow,
+    SiteRow,
+)
 from fuseplan.system.gathering import gathered
 
 

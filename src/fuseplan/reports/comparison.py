@@ -20,7 +20,7 @@ from fuseplan.graph.type import numpy_dtype, word_of
 from fuseplan.measure.data import deviation
 from fuseplan.measure.spaces import empty
 from fuseplan.reports.books import named
-from fuseplan.reports.rows import Printed
+from fuseplan.reports.report import Printed
 
 ALLOWED = {"f64": 1e-9, "f32": 1e-3, "f16": 2e-2, "bf16": 1e-1}  # of a value's largest element
 

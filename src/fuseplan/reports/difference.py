@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fuseplan.messages.quantities import bytes_text, seconds_text
-from fuseplan.reports.report import Report, listed
-from fuseplan.reports.rows import Printed, SiteRow
+from fuseplan.reports.report import Printed, Report, SiteRow, listed
 
 TOLERANCE = 0.1  # of a site's time: below it, sites are as fast as they were
 

@@ -9,8 +9,15 @@ from html import escape
 from pathlib import Path
 
 from fuseplan.messages.quantities import bytes_text, seconds_text
-from fuseplan.reports.report import Report, listed, measured_text
-from fuseplan.reports.rows import MeasuredRow, OperatorRow, ReasonRow, SiteRow
+from fuseplan.reports.report import (
+    MeasuredRow,
+    OperatorRow,
+    ReasonRow,
+    Report,
+    SiteRow,
+    listed,
+    measured_text,
+)
 from fuseplan.system.gathering import gathered
 
 STYLE, SCRIPT = (Path(__file__).with_name(f"page.{ending}") for ending in ("css", "js"))

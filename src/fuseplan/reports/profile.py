@@ -17,8 +17,7 @@ from fuseplan.measure.peaks import Floor, GpuPeaks, Peaks, peaks_of
 from fuseplan.messages.quantities import bytes_text, count_text, seconds_text
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.reports.books import origins
-from fuseplan.reports.report import Report
-from fuseplan.reports.rows import OperatorRow, Printed, SiteRow
+from fuseplan.reports.report import OperatorRow, Printed, Report, SiteRow
 from fuseplan.scalar import functions
 
 SCHEMA = "fuseplan.profile/1"

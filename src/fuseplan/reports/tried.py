@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fuseplan.errors import ArgumentError, counted, near_miss
 from fuseplan.graph.cut import Attempt, Cut
 from fuseplan.reports.books import named, origins
-from fuseplan.reports.rows import Printed
+from fuseplan.reports.report import Printed
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import ctypes
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from fuseplan.errors import ArgumentError
+from fuseplan.errors import ArgumentError, a_thing
 from fuseplan.language.dtypes import DTYPES, dtype_of
 from fuseplan.language.tensor import Dense
 
@@ -124,7 +124,7 @@ def device_of(tensor: Any, what: object) -> tuple[int, int]:
     for base in type(tensor).__mro__:
         told = STAND_INS.get((base.__module__.partition(".")[0], base.__name__))
         if told is not None:
-            raise ArgumentError(what, f" is a {type(tensor).__name__}, {told}")
+            raise ArgumentError(what, f" is {a_thing(tensor)}, {told}")
     try:
         kind, index = tensor.__dlpack_device__()
         return int(kind), int(index)

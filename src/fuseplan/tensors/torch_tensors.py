@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd import forward_ad
 
-from fuseplan.errors import ArgumentError
+from fuseplan.errors import ArgumentError, a_thing
 from fuseplan.language import dtypes
 from fuseplan.language.dtypes import dtype_of
 from fuseplan.language.tensor import Dense, TensorSpec
@@ -71,10 +71,9 @@ def view_torch(tensor: Any, what: object) -> View:
 
 def _oddity(tensor: Any) -> str | None:
     """Why the elements of a tensor are not in its memory as shape and strides say; None where they are."""
-    kind = type(tensor)
-    if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+    if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         return (
-            f" is a {kind.__name__}, which has no memory of its own: pass a plain tensor, or {CALL_OUTSIDE}"
+            f" is {a_thing(tensor)}, which has no memory of its own: pass a plain tensor, or {CALL_OUTSIDE}"
         )
     if tensor.is_nested:
         return " is a nested tensor: pass torch.nested.to_padded_tensor(tensor, padding)"

@@ -24,11 +24,10 @@ from fuseplan.ops import UNARY, activation
 from fuseplan.ops.affine import BatchNorm, Bias, Prelu
 from fuseplan.ops.embedding import INDICES, Embedding
 from fuseplan.ops.gradient import LinearWeightGradient
-from fuseplan.ops.groups import GroupNorm, InstanceNorm
 from fuseplan.ops.matmul import Linear, Matmul
+from fuseplan.ops.normalization import GroupNorm, InstanceNorm, LayerNorm, RmsNorm
 from fuseplan.ops.pool import AVG_POOLS, MAX_POOLS
 from fuseplan.ops.reductions import Amax, Amin, LogSoftmax, Mean, Softmax, Sum
-from fuseplan.ops.rows import LayerNorm, RmsNorm
 from fuseplan.torch.attending import attention, hidden, repeated, safe_softmax
 from fuseplan.torch.flexible import FLEX, READ, flexible, left
 from fuseplan.torch.given import Given

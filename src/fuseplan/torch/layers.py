@@ -15,12 +15,10 @@ from fuseplan.messages.excerpt import ARROW, shown
 from fuseplan.op import Op
 from fuseplan.ops import activation
 from fuseplan.ops.affine import BatchNorm, Bias, Prelu
-from fuseplan.ops.conv import CONVOLUTIONS
+from fuseplan.ops.conv import CONVOLUTIONS, TRANSPOSED
 from fuseplan.ops.embedding import Embedding
-from fuseplan.ops.groups import GroupNorm, InstanceNorm
 from fuseplan.ops.matmul import Linear
-from fuseplan.ops.rows import LayerNorm, RmsNorm
-from fuseplan.ops.transposed import TRANSPOSED
+from fuseplan.ops.normalization import GroupNorm, InstanceNorm, LayerNorm, RmsNorm
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.plans.text import operator_text
 from fuseplan.tensors.torch_tensors import NAMES

@@ -9,10 +9,9 @@ import torch
 
 from fuseplan.measure.spaces import arithmetic_of
 from fuseplan.op import Given
-from fuseplan.ops.conv import Conv
+from fuseplan.ops.conv import Conv, ConvTranspose
 from fuseplan.ops.embedding import Embedding
 from fuseplan.ops.matmul import Product
-from fuseplan.ops.transposed import ConvTranspose
 from fuseplan.ops.windows import Window
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.plans.step import Step

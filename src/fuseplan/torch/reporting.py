@@ -12,8 +12,7 @@ from torch import fx
 from fuseplan.graph.ops import VIEWS
 from fuseplan.graph.why import Reason, Why
 from fuseplan.reports.books import books
-from fuseplan.reports.report import Report
-from fuseplan.reports.rows import CopyRow
+from fuseplan.reports.report import CopyRow, Report
 from fuseplan.torch.cutting import Fusion
 from fuseplan.torch.kernels import target_of
 from fuseplan.torch.lying import first, is_copied, joined, laid_out

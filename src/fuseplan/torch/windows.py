@@ -9,10 +9,9 @@ from typing import Any
 from fuseplan.graph.ops import Pad
 from fuseplan.graph.why import LeftError, Why
 from fuseplan.ops.affine import Bias
-from fuseplan.ops.conv import CONVOLUTIONS
+from fuseplan.ops.conv import CONVOLUTIONS, TRANSPOSED
 from fuseplan.ops.pool import AVG_POOLS, AvgPool, MaxPool
 from fuseplan.ops.reductions import Mean
-from fuseplan.ops.transposed import TRANSPOSED
 from fuseplan.torch.given import Given
 
 

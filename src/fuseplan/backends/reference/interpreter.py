@@ -22,10 +22,9 @@ from fuseplan.language.dtypes import narrow
 from fuseplan.language.layouts import dense
 from fuseplan.language.reduction import INDEX, indices, reduce
 from fuseplan.language.tensor import TensorSpec
-from fuseplan.ops.conv import correlation
+from fuseplan.ops.conv import correlation, spread
 from fuseplan.ops.matmul import product
 from fuseplan.ops.pool import pool
-from fuseplan.ops.transposed import spread
 from fuseplan.ops.windows import Window
 from fuseplan.scalar import NUMPY, fold
 from fuseplan.tensors.arrays import Buffer

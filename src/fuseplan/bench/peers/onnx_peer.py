@@ -15,9 +15,9 @@ from fuseplan.measure.layers import CannotRunError, Layer, convolution_of, is_us
 from fuseplan.op import Op
 from fuseplan.ops import UNARY
 from fuseplan.ops.activation import ACTIVATIONS, Gelu
+from fuseplan.ops.conv import ConvTranspose
 from fuseplan.ops.matmul import Product
 from fuseplan.ops.parts import Rotary
-from fuseplan.ops.transposed import ConvTranspose
 from fuseplan.plans.plan import FusionPlan
 
 OPSET = 20  # optimizers know the nodes of an old one best

@@ -16,7 +16,7 @@ from fuseplan.measure.layers import CannotRunError
 from fuseplan.measure.spaces import Tensor, Tensors, empty, space_of, unwritten
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.tensors.arrays import is_torch
-from fuseplan.tuning.unfused import OneAtATime
+from fuseplan.tuning.verdict import OneAtATime
 
 
 class Fuseplan(Peer):
