@@ -66,12 +66,7 @@ torch.library.impl(NAME, ("CPU", "CUDA"), _computed)
 
 @torch.library.register_fake(NAME)  # type: ignore[untyped-decorator]
 def _described(
-    src: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    target: torch.Tensor,
-    ignore_index: int,
-    label_smoothing: float,
+    src: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *_: Any
 ) -> list[torch.Tensor]:
     held = (src, weight) if bias is None else (src, weight, bias)
     return [src.new_empty((), dtype=torch.float32), *(each.new_empty(each.shape) for each in held)]

@@ -62,10 +62,8 @@ def _computed(
     return out, lse
 
 
-def _described(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, beside: Tensors, operators: str
-) -> tuple[torch.Tensor, torch.Tensor]:
-    plan = plan_on(operators, query)
+def _described(query: torch.Tensor, *given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    plan = plan_on(given[-1], query)
     (lse,) = plan.results
     out = query.new_empty_strided(plan.output.shape, plan.output.element_strides)
     return out, query.new_empty(lse.shape, dtype=DTYPES[lse.dtype])
@@ -106,16 +104,8 @@ def _gradients_of(operators: str, query: torch.Tensor) -> _Backward:
     return _backward(operators, shape, strides, query.dtype)
 
 
-def _differentiated(
-    grad: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    beside: Tensors,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    operators: str,
-) -> tuple[torch.Tensor, ...]:
+def _differentiated(grad: torch.Tensor, query: torch.Tensor, *given: Any) -> tuple[torch.Tensor, ...]:
+    key, value, beside, out, lse, operators = given
     made, inputs, steps, output = _gradients_of(operators, query)
     live = dict(zip(inputs, (query, key, value, *beside), strict=True))
     live |= {"out": out, "lse": lse, "grad": laid(grad, output)}
@@ -124,17 +114,8 @@ def _differentiated(
     return tuple(live[made.gradients[name]] for name in WRT)
 
 
-def _described_gradients(
-    grad: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    beside: Tensors,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    operators: str,
-) -> tuple[torch.Tensor, ...]:
-    *_, by_key, by_query = _gradients_of(operators, query).made.plans
+def _described_gradients(_: torch.Tensor, query: torch.Tensor, *given: Any) -> tuple[torch.Tensor, ...]:
+    *_, by_key, by_query = _gradients_of(given[-1], query).made.plans
     specs = by_query.output, by_key.output, by_key.results[0].spec
     return tuple(query.new_empty_strided(each.shape, each.element_strides) for each in specs)
 
@@ -167,11 +148,8 @@ def attended(
 ) -> torch.Tensor:
     """Attention by the operator; `shape` is the mask's, as plans read it."""
     beside = [] if mask is None else [mask.reshape(shape)]
-    dense = (
-        query
-        if same_strides(query.shape, query.stride(), _spec(query).element_strides)
-        else query.contiguous()
-    )
+    is_dense = same_strides(query.shape, query.stride(), _spec(query).element_strides)
+    dense = query if is_dense else query.contiguous()
     out, _ = torch.ops.fuseplan.trained_attention(dense, key, value, beside, operators)
     made: torch.Tensor = out
     return made
