@@ -210,6 +210,9 @@ class Template(ABC):
         told = f"`{moved}` is packed in another order of its axes"
         yield claim(moved is None, Reason.OPEN_AXES, got=told)
         is_range = cls.ranges and kernel.dst.is_channels_last and kernel.dst.channels > 1
+        centre, places = kernel.centre, (kernel.dst.batch, kernel.dst.spatial)
+        if isinstance(centre, Contraction):  # a weight gradient's features are no features of dst
+            is_range &= (centre.batch, centre.dst_spatial) == places
         is_taken = not kernel.whole or is_range
         got = None if is_taken else f"{kernel.dst} among {kernel.whole} features"
         yield claim(is_taken, Reason.RANGE, got=got)

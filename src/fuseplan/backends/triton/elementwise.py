@@ -114,6 +114,7 @@ class Elementwise:
         self._values: dict[str, str] = {}  # names of the tiles of values that stages saved
         self._storage = Storage(text, namespace, kernel.compute_dtype)
         self._kernel = kernel
+        self._numbered = kernel.src if role == "prologue" else kernel.dst  # a place's element counts in it
         self._operands = {op.key: op for op in kernel.operands if op.role == role}
         self._indices = {index.key: index for index in kernel.indices}
         self._saved = tuple(kernel.saved.values()) if role == "epilogue" else ()
@@ -327,8 +328,9 @@ class Elementwise:
         if name in self._parameters:
             return argument(Slot("parameter", name))
         if name in self._indices:
-            spec = self._kernel.src if self._indices[name].role == "prologue" else self._kernel.dst
-            return self.text.let("index", _sum(blocks.counting(self._indices[name], spec), place.element))
+            return self.text.let(
+                "index", _sum(blocks.counting(self._indices[name], self._numbered), place.element)
+            )
         return self._operand(name, place)
 
     def _operand(self, name: str, place: Place) -> str:
