@@ -61,8 +61,8 @@ def assert_trained(compiled: CompiledPlan, arrays: Arrays) -> None:
     """The output and every result, each against float64.
 
     The mean is a number of the compute dtype: where it is large, its rounding is part of every deviation from
-    it. A sum is right to some roundings of a random walk of its terms; where all terms end in the same bits, as
-    short numbers and one bias do, every addition rounds alike, and the template's own bound says how far.
+    it. A sum is right to some roundings of a random walk of its terms; where all terms end in the same bits,
+    as short numbers and one bias do, every addition rounds alike, and the template's own bound says how far.
     """
     plan = compiled.plan
     want, results = evaluated(plan, arrays)
