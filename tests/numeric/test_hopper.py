@@ -56,6 +56,8 @@ PLANS = (
     "bf16[2x64x5x5, strides=1625:1:325:65] -> conv2d(64, kernel=3, padding=1, groups=2) -> bias -> relu",
     "bf16[200x1608] -> matmul(136) -> bias -> add -> relu",
     "bf16[200x1608] -> matmul(137) -> bias -> relu",
+    "bf16[200x1608] -> linear(264) -> bias",
+    "f16[330x40] -> matmul(520) -> add -> relu",
     "bf16[200x1032] -> linear(272) -> glu(silu, gate=first)",
     "f32[330x300] -> matmul(136, precision=tf32) -> bias",
     "bf16[200x64] -> linear(272) -> bias -> glu(gelu, gate=first, interleaved=True) -> mul_along((0,))",
@@ -95,7 +97,7 @@ SUMS = (
     "f16[4x16x9x7, nhwc] -> conv2d(192, kernel=3, padding=1) -> bias -> relu",
 )
 
-FORM = ("groups", "together", "resident", "programs", "band", "swapped", "spread")
+FORM = ("groups", "together", "resident", "programs", "band", "swapped", "spread", "whole_lines", "padded")
 
 
 def lowered(text: str) -> Kernel:

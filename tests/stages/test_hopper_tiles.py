@@ -167,3 +167,33 @@ def test_a_varied_schedule_is_estimated_as_one_that_is_made_anew(text: str) -> N
     found = list(Hopper.estimated(kernel, TARGET, "default"))
     assert len({each.text for _, each in found}) == len(found)
     assert [estimate for estimate, _ in found] == [each.seconds(kernel, TARGET) for _, each in found]
+
+
+LINES = (
+    ("bf16[440x7144] -> linear(4096)", ((True, False), (True, True)), (4096, 1, 7232)),
+    ("bf16[440x7168] -> linear(4096)", ((False, False),), (4096, 1, 7168)),
+    ("bf16[440x7152] -> linear(4096)", ((False, False),), (4096, 1, 7152)),
+    ("bf16[440x7143] -> linear(4096)", ((True, True),), (4096, 1, 7232)),
+    ("bf16[440x4096] -> matmul(4104)", ((True, False),), (4096, 4160)),
+    ("bf16[440x3080] -> linear(3008) -> glu(silu, gate=first)", ((True, False), (True, True)), None),
+    ("f16[3x440x3080] -> matmul(520, batched=True)", ((False, False),), None),
+)
+
+
+@pytest.mark.parametrize(("text", "packings", "extents"), LINES)
+def test_rows_that_begin_inside_of_sectors_are_packed(
+    text: str, packings: tuple[tuple[bool, bool], ...], extents: tuple[int, ...] | None
+) -> None:
+    kernel = lowered(text)
+    found = {(knobs.whole_lines, knobs.padded): knobs for knobs, _ in choices(kernel, TARGET)}
+    assert set(found) == set(Geometry(kernel).packings) == set(packings)
+    chosen = Hopper(**vars(found[packings[-1]]))
+    assert extents is None or chosen.packed_weight(kernel).extents == extents
+
+
+def test_dst_leaves_from_where_its_residual_came() -> None:
+    kernel = lowered("bf16[4096x8192] -> linear(2048) -> add")
+    knobs = Knobs((128,), 256, 64, 3, together=True)
+    assert Schedule(knobs, Geometry(kernel)).shared_bytes <= SHARED_BYTES
+    kept = lowered("bf16[4096x8192] -> linear(2048) -> add -> save(sum) -> relu")
+    assert Schedule(knobs, Geometry(kept)).shared_bytes > SHARED_BYTES

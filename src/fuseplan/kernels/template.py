@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from decimal import ROUND_CEILING, Context
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from fuseplan.kernels.centre import Summary, Unary
 from fuseplan.kernels.contraction import Contraction
 from fuseplan.kernels.emit import Source
-from fuseplan.kernels.kernel import CHANNEL, Kernel, KernelOperand
+from fuseplan.kernels.kernel import CHANNEL, Kernel, KernelOperand, Stage
 from fuseplan.kernels.target import Target
 from fuseplan.language.dtypes import dtype_of
 from fuseplan.messages.reasons import Claim, Reason, claim
@@ -83,9 +83,8 @@ def contraction_claims(kernel: Kernel, *, pools: bool = False, transposes: bool 
     `transposes`: the template computes transposed convolutions with a stride.
     """
     yield claim(isinstance(kernel.centre, Contraction | Summary), Reason.NO_CONTRACTION)
-    summed = kernel.epilogue[0] if isinstance(kernel.centre, Summary) else None
-    at, text = (None, None) if summed is None else (summed.step, summed.op_text)
-    yield claim(summed is None, Reason.CONTRACTION_AND_NORMALIZATION, got=text, operator=at)
+    summed = kernel.epilogue[:1] if isinstance(kernel.centre, Summary) else ()
+    yield none_claim(summed, Reason.CONTRACTION_AND_NORMALIZATION)
     is_taken = pools or kernel.contraction.pool is None
     got = None if is_taken else kernel.contraction.text
     yield claim(is_taken, Reason.POOL, got=got, operator=kernel.centre_step)
@@ -104,9 +103,8 @@ def summary_claims(kernel: Kernel) -> Iterator[Claim]:
     yield from layout_claims(kernel)
     between = (each for each in kernel.operands if each.role == "between")
     large = {each.key for each in between if each.axes not in _SMALL}
-    met = next((each for each in kernel.between if large & leaves_of(each.expression)), None)
-    at, text = (None, None) if met is None else (met.step, met.op_text)
-    yield claim(met is None, Reason.OPERANDS_BETWEEN, got=text, operator=at)
+    met = (each for each in kernel.between if large & leaves_of(each.expression))
+    yield none_claim(met, Reason.OPERANDS_BETWEEN)
     yield block_claim(kernel)
 
 
@@ -115,13 +113,10 @@ def _parts_claims(kernel: Kernel, *, gated: bool) -> Iterator[Claim]:
     split, conv = kernel.parts, kernel.contraction
     is_gate = gated and split is not None and (split.axis, split.reads, split.makes) == (1, 2, 1)
     is_gate = is_gate and conv.groups == 1 and not conv.weight_per_batch
-    parted = kernel.epilogue[0] if split else None
-    at, text = (parted.step, parted.op_text) if parted else (None, None)
-    yield claim(split is None or is_gate, Reason.PARTS_OF_FEATURES, got=text, operator=at)
+    yield none_claim(kernel.epilogue[: bool(split and not is_gate)], Reason.PARTS_OF_FEATURES)
     large = {each.key for each in kernel.operands if each.role == "between" and each.axes not in _SMALL}
-    met = [each for each in kernel.between if each.saves or large & leaves_of(each.expression)]
-    at, text = (met[0].step, met[0].op_text) if met else (None, None)
-    yield claim(not met, Reason.OPERANDS_BETWEEN, got=text, operator=at)
+    met = (each for each in kernel.between if each.saves or large & leaves_of(each.expression))
+    yield none_claim(met, Reason.OPERANDS_BETWEEN)
 
 
 def layout_claims(kernel: Kernel, *, gated: bool = False) -> Iterator[Claim]:
@@ -131,7 +126,7 @@ def layout_claims(kernel: Kernel, *, gated: bool = False) -> Iterator[Claim]:
     """
     if isinstance(kernel.centre, Contraction):
         yield from _parts_claims(kernel, gated=gated)
-    yield _early_claim(kernel)
+    yield none_claim((stage for stage in kernel.prologue if stage.saves), Reason.SAVED_PROLOGUE)
     early_operands = (each for each in kernel.operands if each.role == "prologue")
     inner = {each.key for each in early_operands if each.is_inside or not each.packed}
     readers = (stage.step for stage in kernel.prologue if inner & leaves_of(stage.expression))
@@ -143,18 +138,18 @@ def layout_claims(kernel: Kernel, *, gated: bool = False) -> Iterator[Claim]:
     )
 
 
-def _early_claim(kernel: Kernel) -> Claim:
-    """Nothing in front of the centre is saved."""
-    early = next((stage for stage in kernel.prologue if stage.saves), None)
-    at, told = (None, None) if early is None else (early.step, early.op_text)
-    return claim(early is None, Reason.SAVED_PROLOGUE, got=told, operator=at)
+def none_claim(stages: Iterable[Stage], reason: Reason) -> Claim:
+    """There are no such stages; the first is to blame."""
+    first = next(iter(stages), None)
+    at, text = (None, None) if first is None else (first.step, first.op_text)
+    return claim(first is None, reason, got=text, operator=at)
 
 
 def unary_claims(kernel: Kernel, kind: type[UnaryOp]) -> Iterator[Claim]:
     """The centre is that operator; nothing in front of it is saved, and no operand has blocks."""
     centre = kernel.centre
     yield claim(isinstance(centre, Unary) and isinstance(centre.op, kind), kind.missing)
-    yield _early_claim(kernel)
+    yield none_claim((stage for stage in kernel.prologue if stage.saves), Reason.SAVED_PROLOGUE)
     yield block_claim(kernel)
 
 

@@ -26,7 +26,6 @@ from fuseplan.backends.triton.templates.hopper_tiles import (
     ROW_BYTES,
     Geometry,
     even,
-    row_of,
 )
 from fuseplan.backends.triton.templates.hopper_writer import HopperWriter
 from fuseplan.kernels.centre import Summary
@@ -40,6 +39,7 @@ from fuseplan.kernels.template import (
     accuracy_claim,
     contraction_claims,
     layout_claims,
+    none_claim,
     summary_claims,
 )
 from fuseplan.kernels.transposed import by_features
@@ -85,6 +85,8 @@ class Hopper(Knobs, GpuTemplate):
         reaching: whether one copy of src serves all taps along the first spatial axis.
         spread: whether all programs have an equal share of the last tiles' sums, where these leave some
             without work: a program adds some channels of a tile, and leaves the sum to the next one.
+        whole_lines: whether rows of the weight are packed to whole lines of the L2.
+        padded: whether src is copied to the workspace first, to rows of whole lines.
     """
 
     name: ClassVar[str] = "hopper"
@@ -107,15 +109,12 @@ class Hopper(Knobs, GpuTemplate):
         is_half = len(dtypes) == 1 and kernel.src.dtype in ("f16", "bf16")
         is_half = is_half and (not is_summed or kernel.compute_dtype == "f32")
         yield claim(is_half or is_rounded, Reason.NOT_HALF, got=" to ".join(dtypes), operator=step)
-        first = kernel.prologue[0] if kernel.prologue else None
-        at, text = (None, None) if first is None else (first.step, first.op_text)
-        yield claim(first is None, Reason.PROLOGUE, got=text, operator=at)
+        yield none_claim(kernel.prologue, Reason.PROLOGUE)
         yield from layout_claims(kernel, gated=is_half)
         other = next((each for each in kernel.saved if kernel.saved[each].dtype != kernel.dst.dtype), None)
         yield claim(other is None, Reason.SAVED, operator=other)
-        drawn = next((each for each in kernel.epilogue if "random" in calls(each.expression)), None)
-        at, text = (None, None) if drawn is None else (drawn.step, drawn.op_text)
-        yield claim(drawn is None, Reason.DRAWN, got=text, operator=at)
+        drawn = (each for each in kernel.epilogue if "random" in calls(each.expression))
+        yield none_claim(drawn, Reason.DRAWN)
         rank = kernel.src.rank
         yield claim(rank <= MOST_AXES, Reason.COPY_AXES, got=f"{rank} axes", operator=step)
         if is_half:
@@ -138,26 +137,21 @@ class Hopper(Knobs, GpuTemplate):
     ) -> Iterator[tuple[float, Template]]:
         found = dict(choices(kernel, target))
         # Of equal estimates on an H200, bands of 8 took 0.95 of the time of bands of 1 where weights of 16
-        # bits are large, 1.01 where they are small; swapped products took 0.97 of the time of others, but
-        # 1.12 where they have 3 stages and others 4.
+        # bits are large, 1.01 where they are small; swapped products took 0.97 of the time of others.
         wider = -1 if is_large(kernel, target) and kernel.src.itemsize == HALF else 1
-
-        def rank(it: Knobs) -> tuple[object, ...]:
-            turned = it.swapped and (1 if it.stages < 4 and not it.reaching else -1)
-            return found[it], wider * it.band, turned, repr(it)
-
-        for knobs in sorted(found, key=rank):
-            yield found[knobs], cls(**vars(knobs))
+        moved = {it: (it.whole_lines, it.padded, wider * it.band) for it in found}
+        for it in sorted(found, key=lambda it: (found[it], moved[it], -it.stages, not it.swapped, repr(it))):
+            yield found[it], cls(**vars(it))
 
     def packed_weight(self, kernel: Kernel) -> Packing:
         """The weight as (feature, taps, channel), behind the image where each has its own; a turned one lies.
 
         In a gated product, each tile has its gates and then its values.
         """
-        geometry = Geometry(kernel)
-        if geometry.is_turned:
-            return weight_packing(kernel.weight, (0, 1), (geometry.channels, row_of(geometry.features)))
         schedule, first = self.schedule(kernel), int(kernel.contraction.weight_per_batch)
+        geometry = schedule.geometry
+        if geometry.is_turned:
+            return weight_packing(kernel.weight, (0, 1), (geometry.channels, geometry.weight_row))
         ordered = kernel.weight.axes
         axes = (*ordered[: first + 1], *ordered[first + 2 :], ordered[first + 1])
         weight = replace(kernel.weight, shape=geometry.conv.weight_shape) if geometry.joint else kernel.weight
@@ -165,7 +159,7 @@ class Hopper(Knobs, GpuTemplate):
         gates = gates_beside(kernel.parts, schedule.across * schedule.made, schedule.made, inner)
         packed = weight_packing(weight, axes, gates=gates)
         shape = (*packed.extents[: first + 1], geometry.taps, geometry.channels)
-        last = Reshape(shape), Pad((*shape[:-1], geometry.packed_channels)), *[Rounded()] * geometry.gathers
+        last = Reshape(shape), Pad((*shape[:-1], geometry.weight_row)), *[Rounded()] * geometry.gathers
         packed = replace(packed, steps=(*packed.steps, *last))
         if geometry.joint:
             packed = packed.behind(by_features(kernel.weight, kernel.contraction, last=False))
@@ -173,7 +167,7 @@ class Hopper(Knobs, GpuTemplate):
 
     def schedule(self, kernel: Kernel) -> Schedule:
         """What follows from the choice for a kernel."""
-        return Schedule(self, Geometry(kernel, self.reaching))
+        return Schedule(self, Geometry(kernel, self.reaching, self.whole_lines, self.padded))
 
     def kept_bytes(self, kernel: Kernel, target: Target) -> int:
         schedule = self.schedule(kernel)
@@ -222,9 +216,10 @@ KEPT = 4.5  # parts of the L2, of which a band of rows has one; with twice as mu
 
 def choices(kernel: Kernel, target: Target) -> Iterator[tuple[Knobs, float]]:
     """Every choice that fits the processor, and its seconds."""
-    plain, reaching = Geometry(kernel), Geometry(kernel, True)
-    geometries = (plain, reaching) if plain.can_reach else (plain,)
-    if plain.is_summed and not (plain.is_flat and kernel.dst.span < WIDE):
+    plain = Geometry(kernel)
+    reaches = (False, True) if plain.can_reach else (False,)
+    geometries = [Geometry(kernel, reaching, *each) for reaching in reaches for each in plain.packings]
+    if plain.is_summed and not (geometries[0].is_flat and kernel.dst.span < WIDE):
         return
     # gate and value are columns of one thread's sums, which rows are not, as all features with statistics
     orders = (False,) if plain.ways > 1 or plain.is_summed else (False, True)
@@ -234,8 +229,9 @@ def choices(kernel: Kernel, target: Target) -> Iterator[tuple[Knobs, float]]:
             boxes, _widths(kernel), _depths(kernel), FORMS, orders
         ):
             if _fits((rows, columns), form, swapped):
-                base = Knobs(box, columns, depth, FEWEST_STAGES, *form[:2], programs=form[2])
-                base = replace(base, swapped=swapped, reaching=geometry.reaching)
+                base = Knobs(box, columns, depth, FEWEST_STAGES, *form[:2], programs=form[2], swapped=swapped)
+                base = replace(base, whole_lines=geometry.whole_lines, padded=geometry.padded)
+                base = replace(base, reaching=geometry.reaching)
                 yield from _variants(base, geometry, target)
 
 
@@ -304,7 +300,7 @@ def _variants(base: Knobs, geometry: Geometry, target: Target) -> Iterator[tuple
 def _level(schedule: Schedule, target: Target) -> tuple[int, ...]:
     """Bands of equal heights, such that the L2 keeps a band's rows: the weight is read for each band anew."""
     rows, geometry = prod(schedule.counts), schedule.geometry
-    each = prod(schedule.knobs.box) * geometry.packed_channels * schedule.itemsize
+    each = prod(schedule.knobs.box) * geometry.weight_row * schedule.itemsize
     most = [band for band in (8, 16, 32) if band == 8 or min(rows, band) * each * KEPT <= target.l2_bytes]
     return tuple(dict.fromkeys(ceil_div(rows, ceil_div(rows, band)) for band in most))
 

@@ -80,7 +80,7 @@ class Copying:
 
     def begin(self) -> None:
         """What comes before the first tile."""
-        if self.geometry.is_padded:
+        if self.geometry.padded:
             _wait_for_padding(self.text, self.knobs.groups)
 
     def _hold_weight(self) -> None:

@@ -7,7 +7,7 @@ from math import prod
 from fuseplan.backends.triton import model
 from fuseplan.backends.triton.index import ceil_div
 from fuseplan.backends.triton.templates.hopper_schedule import Schedule
-from fuseplan.backends.triton.templates.hopper_tiles import HALF, row_of
+from fuseplan.backends.triton.templates.hopper_tiles import HALF
 from fuseplan.backends.triton.templates.product_tiles import SECTOR_BYTES
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.target import Target
@@ -16,14 +16,16 @@ from fuseplan.kernels.target import Target
 # them random, with those of `product_cost`: choices take 1.03 of the best time, of 46 others 1.06.
 FLOPS_A_SECOND = {HALF: 6.3e12, 4: 2.6e12}  # by the bytes of an element
 L2_BYTES_A_SECOND = 102e9
-LATENCY = 1.4e-6  # of a copy from memory, with all others under way
+LATENCY = 0.8e-6  # from a copy's start until its bytes come, with all others under way
 START = 2.11e-6  # of a launch: from its first copies to its first products, and its last stores
 STEPS_A_SECOND = 2.25e9  # of a warp: what comes after the sum, an instruction at a time
 TILE_SECONDS = 0.6e-6  # between the sums of one group: waits for barriers and for the copy to dst
 SHARED_READS = 34.2  # of 64 x 64 products: those of 128 columns are as fast as shared memory allows
+TALL = 1.05  # products of 128 rows of one group, over those of 64: 1.07 and 1.10 in tiles of 256 x 128
 # Seconds of the loads that a thread has under way, with channels last, and first: four times as many then.
 LOADED_LAST, LOADED_FIRST = 0.9e-6, 1.6e-6
 SCATTERED = 20  # instructions for an element that registers store along features
+OF_FEATURES = 24  # for what one operand says of a feature, which threads have few of if features are rows
 COPIED = 3.2  # for each byte of the copy of src: as long as so many take through memory
 PADDED = 3.0e-6  # programs wait for each other, behind their copies of src or before they merge states
 BROKEN = 1.68  # copies of rows that begin inside of sectors, over copies of whole sectors
@@ -45,7 +47,7 @@ def seconds(schedule: Schedule, target: Target, inside: float = 0.0) -> float:
     inside = inside or inside_of(schedule, target)
     memory = _moved(schedule, target) / model.rates(target).memory
     padding = COPIED * schedule.padded_bytes / model.rates(target).memory
-    padding += PADDED * (schedule.geometry.is_padded + schedule.geometry.is_summed)
+    padding += PADDED * (schedule.geometry.padded + schedule.geometry.is_summed)
     return max(inside, memory) + HIDDEN * min(inside, memory) + padding + START + model.LAUNCH_SECONDS
 
 
@@ -90,23 +92,25 @@ def _summing(schedule: Schedule, apart: float = 1.0) -> float:
     reading = sum(reads) / schedule.sum_shape[1]
     depth = schedule.blocks * schedule.lines * knobs.depth
     products = 2 * prod(knobs.box) * knobs.columns * depth * reading / FLOPS_A_SECOND[schedule.itemsize]
+    products *= TALL if schedule.sum_shape[0] > 64 else 1.0
     if schedule.geometry.is_summed:
         products *= NARROW_SUMS if knobs.columns < WIDE_SUMS else CROWDED_SUMS if schedule.is_crowded else 1.0
     if schedule.geometry.gathers:
         return max(products, schedule.blocks * _loading(schedule))
-    flying = knobs.programs * knobs.stages * schedule.stage_bytes / LATENCY
-    waiting = schedule.stage_bytes / flying
-    return max(products, schedule.blocks * max(waiting, apart * _copied_bytes(schedule) / L2_BYTES_A_SECOND))
+    # a stage is free when the next one's copy has come: with 2 stages, products took 1.5 to 1.8 of the time
+    copying = apart * _copied_bytes(schedule) / L2_BYTES_A_SECOND
+    waiting = (LATENCY + schedule.stage_bytes / L2_BYTES_A_SECOND) / (knobs.programs * (knobs.stages - 1))
+    return max(products, schedule.blocks * max(waiting, copying))
 
 
 def _copied_bytes(schedule: Schedule) -> float:
     """Bytes of a stage, more for rows that begin inside of sectors; taps share their sectors."""
     geometry, size = schedule.geometry, schedule.itemsize
     steps = [axis.src_stride for axis in geometry.axes if axis.positions > 1]
-    row = row_of(geometry.features) if geometry.is_turned else geometry.packed_channels
     more = BROKEN - 1 if geometry.taps == 1 else 0.0
     src = more * schedule.src_bytes * any(step * size % SECTOR_BYTES for step in steps)
-    weight = more * (schedule.stage_bytes - schedule.src_bytes) * (row * size % SECTOR_BYTES > 0)
+    broken = geometry.weight_row * size % SECTOR_BYTES > 0
+    weight = more * (schedule.stage_bytes - schedule.src_bytes) * broken
     return schedule.stage_bytes + src + weight
 
 
@@ -123,4 +127,7 @@ def _finishing(schedule: Schedule) -> float:
     """Seconds for what a group does after the sum."""
     steps = 4 + 3 * schedule.geometry.functions + SCATTERED * schedule.scatters_features
     elements = prod(schedule.own) * schedule.own_columns
-    return elements / 128 * steps / STEPS_A_SECOND + TILE_SECONDS
+    features = schedule.own_columns // (32 if schedule.knobs.swapped else 4)
+    said = sum(operand.is_channel and operand.role != "weight" for operand in schedule.kernel.operands)
+    taken = elements / 128 * steps + OF_FEATURES * features * said
+    return taken / STEPS_A_SECOND + TILE_SECONDS

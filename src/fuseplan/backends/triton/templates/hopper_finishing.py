@@ -84,6 +84,8 @@ class Finishing:
 
     def prepare(self) -> None:
         """What comes before the sum of a tile."""
+        if self.schedule.copied and not self.schedule.is_staged:
+            self.text.line("tma.store_wait(pendings=0)", "gl.barrier()")
         for operand in self.schedule.copied:
             self._bring(operand)
         if self._is_early and not self._stays:
@@ -144,10 +146,8 @@ class Finishing:
     def finish(self) -> None:
         """The stages after the sum, a part at a time, each copied out when it is ready."""
         text, schedule = self.text, self.schedule
-        for operand in schedule.copied:
-            text.line(f"mbarrier.wait({brought(operand)[1]}, turn)")
-        if schedule.copied:
-            text.line("turn ^= 1")
+        waits = [f"mbarrier.wait({brought(operand)[1]}, turn)" for operand in schedule.copied]
+        text.line(*waits, *["turn ^= 1"] * bool(waits))
         row = sliced(schedule.sum_shape[0], 1, "layout")
         column = sliced(schedule.part_width, 0, "layout")
         with self.spread.ended(text, self._split(), str(row), str(column)) as halves:
@@ -182,7 +182,7 @@ class Finishing:
                     given |= {mine: other for mine, other in both if mine.isidentifier()}
                 text.call("finish", given, write)
             # with an odd number of saved values, a part ends with the tile of dst that it began with
-            if not self.geometry.scatters and len(self.kernel.saved) % 2 == 0:
+            if self.schedule.is_staged and len(self.kernel.saved) % 2 == 0:
                 text.line("slot ^= 1")
 
     def _columns(self, part: tuple[int, ...]) -> tuple[Index, Known | None]:
@@ -219,15 +219,16 @@ class Finishing:
                 stored = f"gl.convert_layout({value}, lying){mask.guard('')}"
                 self.text.line(f"gl.store({tensor} + {offsets}, {stored})")
             return
+        tile, waits = "dst_tiles.index(slot)", [f"tma.store_wait(pendings={PART_TILES - 1})", "gl.barrier()"]
+        if not self.schedule.is_staged:
+            tile, waits = f"{brought(self.schedule.copied[0])[0]}.index({place})", []
         for place_of, (tensor, value) in enumerate(self.epilogue.outputs(made).items()):
-            if place_of:
-                self.text.line("slot ^= 1")
             self.text.line(
-                f"tma.store_wait(pendings={PART_TILES - 1})",
-                "gl.barrier()",
-                f"{self._as_sum('dst_tiles.index(slot)')}.store({value})",
+                *["slot ^= 1"] * (place_of > 0),
+                *waits,
+                f"{self._as_sum(tile)}.store({value})",
                 "fence_async_shared()",
-                f"tma.async_store({tensor}, [{_listed(at)}], dst_tiles.index(slot))",
+                f"tma.async_store({tensor}, [{_listed(at)}], {tile})",
             )
 
     def _loaded(self, offsets: str, mask: Mask) -> dict[str, str]:

@@ -62,6 +62,8 @@ class Knobs:
     swapped: bool = False
     reaching: bool = False
     spread: bool = False
+    whole_lines: bool = False
+    padded: bool = False
 
 
 class Schedule:
@@ -134,7 +136,7 @@ class Schedule:
     @property
     def given(self) -> list[str]:
         """What every function is given besides tensors."""
-        has_room = self.knobs.spread or self.geometry.is_padded or self.geometry.is_summed
+        has_room = self.knobs.spread or self.geometry.padded or self.geometry.is_summed
         return [*["workspace"] * has_room, *["extent"] * self.is_open]
 
     @property
@@ -173,7 +175,7 @@ class Schedule:
     def padded_bytes(self) -> int:
         """Bytes of the copy of src in the workspace, where there is one."""
         src, pitch = self.kernel.src, self.geometry.pitch
-        return src.batch * prod(src.spatial) * pitch * self.itemsize if self.geometry.is_padded else 0
+        return src.batch * prod(src.spatial) * pitch * self.itemsize if self.geometry.padded else 0
 
     @property
     def row_tiles(self) -> int:
@@ -204,12 +206,12 @@ class Schedule:
     def grid(self, processors: int) -> int:
         """Programs: as many as run at a time, or fewer where there are fewer tiles, if that is known."""
         most = processors * self.knobs.programs
-        is_whole = self.is_open or self.geometry.is_padded or self.knobs.spread
+        is_whole = self.is_open or self.geometry.padded or self.knobs.spread
         return most if is_whole else min(self.tiles, most)
 
     def programs(self, processors: int) -> int | Programs:
         """Programs of a launch."""
-        if not self.is_open and (self.geometry.is_padded or self.knobs.spread):
+        if not self.is_open and (self.geometry.padded or self.knobs.spread):
             return self.grid(processors)
         place = self.open_place or 0
         across = self.tiles // self.counts[place]
@@ -253,12 +255,17 @@ class Schedule:
             return ()
         return tuple(op for op in self.kernel.operands if op.role == "epilogue" and not op.packed)
 
+    @cached_property
+    def is_staged(self) -> bool:
+        """Whether parts of dst have tiles of their own; else they leave from where an operand's came."""
+        return not self.geometry.scatters and bool(self.kernel.saved or not self.copied)
+
     @property
     def shared_bytes(self) -> int:
         """Bytes of shared memory that a program takes."""
         knobs = self.knobs
         held = self.blocks * self.lines * self.weight_bytes if knobs.resident else 0
-        tiles = PART_TILES * prod(self.part) * self.part_columns
+        tiles = PART_TILES * prod(self.part) * self.part_columns * self.is_staged
         tiles += len(self.copied) * prod(self.own) * self.own_columns
         each = tiles * self.itemsize
         if self.geometry.scatters:
@@ -279,7 +286,7 @@ class Schedule:
         keys = {op.key for op in self.copied} | {output.key for output in self.kernel.saved.values()}
         boxes = [knobs.box, *[(self.more, *knobs.box[1:])] * knobs.reaching]
         maps = [None] if geometry.gathers else [geometry.src_map(box, knobs.depth) for box in boxes]
-        kind, given = ("workspace", [Slot("src")]) if geometry.is_padded else ("src", [])
+        kind, given = ("workspace", [Slot("src")]) if geometry.padded else ("src", [])
         return (
             *(Slot(kind, map=each) for each in maps),
             *given,

@@ -36,7 +36,7 @@ class Spread:
         fits = fits and schedule.tiles * schedule.blocks * grid < WIDE
         is_known = schedule.shares_tile and schedule.geometry.taps == 1 and not schedule.is_open
         # a copy of src has the workspace, crowded sums leave no registers for where parts lie
-        is_known = is_known and not schedule.geometry.is_padded and not schedule.is_crowded
+        is_known = is_known and not schedule.geometry.padded and not schedule.is_crowded
         is_known = is_known and not schedule.geometry.is_summed  # by 3 to 12 % slower
         self.can_be = bool(fits and is_known and self.work >= FEWEST_BLOCKS * grid)
         parts = grid * prod(knobs.box) * knobs.columns

@@ -50,7 +50,7 @@ class HopperWriter(Writer):
         threads = 128 * (knobs.groups + 1) * knobs.programs
         limit = (("maxnreg", 65536 // threads // 8 * 8),) if knobs.programs > 1 else ()
         self.options = (("num_warps", 4), *limit)
-        self.padding = ["given"] if self.geometry.is_padded else []
+        self.padding = ["given"] if self.geometry.padded else []
         if self.padding or self.geometry.is_summed:
             self.options += (("cooperative", 1),)
             room = schedule.padded_bytes + schedule.state_bytes
@@ -62,7 +62,7 @@ class HopperWriter(Writer):
     def _taken(self, which: str = "") -> str:
         """What a group is given, by its names there; behind those of its own stands `which` group it is."""
         schedule = self.schedule
-        tiles = [] if self.geometry.scatters else [f"dst_tiles{which}"]
+        tiles = [f"dst_tiles{which}"] * self.schedule.is_staged
         names = ["src_ring", "weight_ring", *tiles, "empty", "full"]
         names += ["held"] if self.knobs.resident else []
         names += ["order"] if schedule.takes_turns else []
@@ -73,8 +73,7 @@ class HopperWriter(Writer):
         text, knobs, schedule = self.text, self.knobs, self.schedule
         with text.function(f"consume({self._taken()}, group: gl.constexpr)"):
             text.line(*(f"{name}: gl.constexpr = {each}" for name, each in self.finishing.layouts().items()))
-            if not self.geometry.scatters:
-                text.line("slot = 0")
+            text.line(*["slot = 0"] * self.schedule.is_staged)
             schedule.begin(text)
             if knobs.reaching or len(schedule.sums) > 1:
                 turned = self.geometry.is_turned and not knobs.swapped
@@ -242,7 +241,7 @@ class HopperWriter(Writer):
         if schedule.takes_turns:
             counted(text, "order", knobs.groups, 1)
         for group in range(knobs.groups):
-            if not self.geometry.scatters:
+            if self.schedule.is_staged:
                 ring(text, f"dst_tiles_{group}", "dst", PART_TILES)
             for operand in schedule.copied:
                 tile, full = (f"{name}_{group}" for name in brought(operand))
