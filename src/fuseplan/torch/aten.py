@@ -33,7 +33,7 @@ from fuseplan.torch.attending import attention, hidden, repeated, safe_softmax
 from fuseplan.torch.flexible import FLEX, READ, flexible, left
 from fuseplan.torch.given import Given
 from fuseplan.torch.gradients import GRADIENTS
-from fuseplan.torch.ranges import SPLITS, gated, joined, part, sliced
+from fuseplan.torch.ranges import SPLITS, gated, joined, part, selected, sliced
 from fuseplan.torch.windows import adaptive_mean, convolution, pad, pool, transposed
 
 aten = torch.ops.aten
@@ -337,6 +337,7 @@ TABLE: dict[Any, Row] = {
     aten.rsub.Scalar: _formula("{other} - {alpha} * a"),
     operator.getitem: _first,
     aten.slice.Tensor: sliced,
+    aten.select.int: selected,
     aten.glu.default: gated,
     aten.cat.default: joined,
     **dict.fromkeys((aten.mul.Tensor, aten.mul.Scalar, aten.multiply.Tensor), _joined("a * b")),
