@@ -82,6 +82,17 @@ def test_scores_that_are_doubled_stay() -> None:
         torch.testing.assert_close(fused(*tensors), module(*tensors), rtol=1e-5, atol=1e-6)
 
 
+def test_stacks_of_matrices_are_left_for_their_own_reason() -> None:
+    """Not for their shape: no reshape of the input would make a plan of them."""
+
+    class Stacks(nn.Module):  # type: ignore[misc]
+        def forward(self, q: torch.Tensor, k: torch.Tensor) -> Tensors:
+            return q @ k.mT, q[0].bmm(k[0].mT)
+
+    report = str(fuseplan.torch.fuse(Stacks(), *given()[:2]).report)
+    assert "2 x weight-not-constant" in report
+
+
 def test_with_open_extents() -> None:
     module, tensors = Attention(after_another).eval(), given()
     batch = torch.export.Dim("batch")

@@ -139,8 +139,11 @@ def _linear(given: Given) -> str:
 
 def _product(given: Given, first: str, second: str) -> str:
     """Rows times a matrix; matrices that were only transposed before are read as they lie."""
-    if len(given.shape(given.tensor(second))) != 2 or len(given.shape(given.tensor(first))) < 2:
-        raise LeftError(Why.SHAPE, given.type_of(given.tensor(second)))  # a stack of them
+    names = given.tensor(first), given.tensor(second)
+    if len(given.shape(names[1])) > 2:
+        raise LeftError(Why.WEIGHT_NOT_CONSTANT, names[1])  # a stack of them
+    if min(len(given.shape(name)) for name in names) < 2:
+        raise LeftError(Why.SHAPE, " and ".join(str(given.type_of(name)) for name in names))
     precision = given.precision("matmul")
     (src, src_turned), (other, other_turned) = (_matrix(given, name) for name in (first, second))
     if src_turned and not other_turned:
@@ -364,7 +367,7 @@ TABLE: dict[Any, Row] = {
     aten.amax.default: _reduction(Amax),
     aten.amin.default: _reduction(Amin),
     aten.linear.default: _linear,
-    aten.mm.default: lambda given: _product(given, "self", "mat2"),
+    **dict.fromkeys((aten.mm.default, aten.bmm.default), lambda given: _product(given, "self", "mat2")),
     aten.matmul.default: lambda given: _product(given, "self", "other"),
     aten.addmm.default: _addmm,
     aten.embedding.default: _embedding,
