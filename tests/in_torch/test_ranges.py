@@ -22,13 +22,17 @@ class Packed(nn.Module):  # type: ignore[misc]
             parts = made.split(32, -1)
         elif self.way == "chunk":
             parts = made.chunk(3, dim=2)
+        elif self.way == "unbind":
+            parts = made.view(2, 9, 3, 32).unbind(-2)
+        elif self.way == "select":
+            parts = [made.view(2, 9, 3, 32)[:, :, place] for place in (-3, 1, -1)]
         else:
             parts = made[..., :32], made[..., 32:64], made[..., 64:]
         q, k, v = (each.view(2, 9, 4, 8).transpose(1, 2) for each in parts)
         return nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
-@pytest.mark.parametrize("way", ["split", "chunk", "slice"])
+@pytest.mark.parametrize("way", ["split", "chunk", "slice", "unbind", "select"])
 def test_attention_reads_ranges(way: str) -> None:
     module, x = Packed(way), torch.randn(2, 9, 32, generator=torch.Generator().manual_seed(0))
     fused = fuseplan.torch.fuse(module, x)
@@ -40,7 +44,8 @@ def test_attention_reads_ranges(way: str) -> None:
     report = fused.report
     assert not report.copies
     views = {row.kind: row.state for row in report.operators}
-    assert {state for kind, state in views.items() if "split" in kind or "slice" in kind} == {"view"}
+    parts = ("split", "slice", "select", "getitem")
+    assert {state for kind, state in views.items() if any(part in kind for part in parts)} == {"view"}
     x.requires_grad_()
     got, want = (torch.autograd.grad(each(x).square().sum(), x)[0] for each in (fused, module))
     torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-4)

@@ -127,6 +127,7 @@ class _Reader:
     types: dict[str, Type] = field(default_factory=dict)
     same: dict[str, str] = field(default_factory=dict)  # results that are other values
     protos: dict[str, Any] = field(default_factory=dict)
+    calls: dict[tuple[Any, ...], Any] = field(default_factory=dict)  # nodes by what they compute
     opsets: dict[str, int] = field(init=False)
     inside: set[str] = field(init=False)  # values that inner graphs read, by their names in the model
 
@@ -167,13 +168,28 @@ class _Reader:
             raise PlanError(f"{origin.name} ({origin.kind}): there is a value {repeated[0]} already")
         inside = dict.fromkeys(read_inside(node.attribute))
         inputs = [*(self.same.get(name, name) for name in node.input), *inside]
-        if self._folded(node, origin, inputs):
+        if self._folded(node, origin, inputs) or self._is_repeated(node, origin, inputs):
             return
         reason = self.leave(origin)
         if reason is None and self._is_in_table(node):
             reason = self._by_table(node, origin, inputs)
         if reason is not _DONE:
             self._left(node, origin, [*inputs[: len(node.input)], *inside], reason)
+
+    def _is_repeated(self, node: Any, origin: Origin, inputs: list[str]) -> bool:
+        """Takes the results of an earlier node for those of one that computes the same, without chance."""
+        is_named = not self.inside.isdisjoint(node.output)
+        has_graphs = any(each.HasField("g") or each.graphs for each in node.attribute)
+        if is_named or has_graphs or node.domain not in OWN or node.op_type in (*RANDOM, "Dropout"):
+            return False
+        told = sorted(each.SerializeToString() for each in node.attribute)
+        same = self.calls.setdefault((node.op_type, *inputs, *told, *map(bool, node.output)), node)
+        if same is node:
+            return False
+        made = (self.same.get(each, each) for each in same.output)
+        self.same.update(zip(node.output, made, strict=True))
+        self.parts.folded.append(origin)
+        return True
 
     def _is_in_table(self, node: Any) -> bool:
         """Whether the table has a row for this version of the operator."""

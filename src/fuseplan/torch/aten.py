@@ -32,7 +32,7 @@ from fuseplan.torch.attending import attention, hidden, repeated, safe_softmax
 from fuseplan.torch.flexible import FLEX, READ, flexible, left
 from fuseplan.torch.given import Given
 from fuseplan.torch.gradients import GRADIENTS
-from fuseplan.torch.ranges import SPLITS, gated, joined, part, sliced
+from fuseplan.torch.ranges import SPLITS, gated, joined, part, selected, sliced
 from fuseplan.torch.windows import adaptive_mean, convolution, pad, pool, transposed
 
 aten = torch.ops.aten
@@ -138,8 +138,11 @@ def _linear(given: Given) -> str:
 
 def _product(given: Given, first: str, second: str) -> str:
     """Rows times a matrix; matrices that were only transposed before are read as they lie."""
-    if len(given.shape(given.tensor(second))) != 2 or len(given.shape(given.tensor(first))) < 2:
-        raise LeftError(Why.SHAPE, given.type_of(given.tensor(second)))  # a stack of them
+    names = given.tensor(first), given.tensor(second)
+    if len(given.shape(names[1])) > 2:
+        raise LeftError(Why.WEIGHT_NOT_CONSTANT, names[1])  # a stack of them
+    if min(len(given.shape(name)) for name in names) < 2:
+        raise LeftError(Why.SHAPE, " and ".join(str(given.type_of(name)) for name in names))
     precision = given.precision("matmul")
     (src, src_turned), (other, other_turned) = (_matrix(given, name) for name in (first, second))
     if src_turned and not other_turned:
@@ -336,6 +339,7 @@ TABLE: dict[Any, Row] = {
     aten.rsub.Scalar: _formula("{other} - {alpha} * a"),
     operator.getitem: _first,
     aten.slice.Tensor: sliced,
+    aten.select.int: selected,
     aten.glu.default: gated,
     aten.cat.default: joined,
     **dict.fromkeys((aten.mul.Tensor, aten.mul.Scalar, aten.multiply.Tensor), _joined("a * b")),
@@ -362,7 +366,7 @@ TABLE: dict[Any, Row] = {
     aten.amax.default: _reduction(Amax),
     aten.amin.default: _reduction(Amin),
     aten.linear.default: _linear,
-    aten.mm.default: lambda given: _product(given, "self", "mat2"),
+    **dict.fromkeys((aten.mm.default, aten.bmm.default), lambda given: _product(given, "self", "mat2")),
     aten.matmul.default: lambda given: _product(given, "self", "other"),
     aten.addmm.default: _addmm,
     aten.embedding.default: _embedding,

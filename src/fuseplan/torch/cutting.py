@@ -36,7 +36,7 @@ from fuseplan.tensors.torch_tensors import DTYPES, NAMES
 from fuseplan.torch.described import Described
 from fuseplan.torch.eager import Eager
 from fuseplan.torch.gaps import copies_too_much
-from fuseplan.torch.given import stands_for
+from fuseplan.torch.given import stands_for, type_of
 from fuseplan.torch.kernels import given_of, operators_text, target_of
 from fuseplan.torch.lying import (
     ORDER,
@@ -157,7 +157,7 @@ def _found(
     found = read(module, joins)
     for node, name in found.values.items():
         maker = found.makers.get(name, node)
-        if maker is not node and found.graph.types[name].shape is not None and stands_for(maker, node):
+        if maker is not node and type_of(node.meta.get("val")).shape is not None and stands_for(maker, node):
             node.replace_all_uses_with(maker)
     last = {name for name, node in found.makers.items() if _is_channels_last(node)}
     weights = _weights(found.graph)

@@ -24,7 +24,7 @@ from fuseplan.torch.flexible import read_scores
 from fuseplan.torch.heads import join_losses
 from fuseplan.torch.intact import keep_attention, restore_attention
 from fuseplan.torch.lifetimes import Lifetimes
-from fuseplan.torch.masks import fold_masks, hide_by_masks, simplify_masks
+from fuseplan.torch.masks import fold_masks, hide_by_masks, simplify_masks, sum_masks
 from fuseplan.torch.partition import partitioned
 from fuseplan.torch.reporting import report_of, trace
 from fuseplan.torch.siblings import join_siblings
@@ -73,6 +73,7 @@ def _compiled(
     if is_inference:  # a backward pass is given the mask that the forward pass was
         simplify_masks(given.graph)
         hide_by_masks(given.graph)
+        sum_masks(given.graph)
         read_scores(given.graph)
         given.recompile()
     how: dict[str, Any] = {each: getattr(options, each) for each in ("choose", "rules", "accuracy")}

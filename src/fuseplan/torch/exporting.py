@@ -30,7 +30,7 @@ from fuseplan.tensors.torch_tensors import alike
 from fuseplan.torch.called import UnseenError, outline, recorded, repeats
 from fuseplan.torch.einsum import Products
 from fuseplan.torch.flexible import FLEX, READ, read_scores
-from fuseplan.torch.masks import hide_by_masks, simplify_masks
+from fuseplan.torch.masks import hide_by_masks, simplify_masks, sum_masks
 from fuseplan.torch.written import (
     SIMPLE,
     UnwrittenError,
@@ -316,9 +316,12 @@ def _exported(
     _unchecked(program.graph_module.graph)
     simplify_masks(program.graph_module.graph)
     hide_by_masks(program.graph_module.graph)
+    sum_masks(program.graph_module.graph)
     signature = program.graph_signature
     lifted = signature.inputs_to_lifted_tensor_constants
-    read_scores(program.graph_module.graph, {name: program.constants[each] for name, each in lifted.items()})
+    held = {name: program.constants[each] for name, each in lifted.items()}
+    _write_numbers(program.graph_module.graph, held)
+    read_scores(program.graph_module.graph, held)
     changed = [each.target for each in signature.output_specs if each.target]  # results have none
     if changed:
         remedy = "call .eval() before fusing where these are statistics; or " if module.training else ""
@@ -378,6 +381,15 @@ def _told(module: nn.Module, error: Exception) -> str:
         reason = f"dynamic_shapes opens {', '.join(fixed)}, and its graph has {held} alone"
         remedy = ENOUGH if "1" in fixed.values() else NOT_OPEN
     return f"{type(module).__name__}: {reason}{place}\n  {remedy}"
+
+
+def _write_numbers(graph: fx.Graph, held: Mapping[str, torch.Tensor]) -> None:
+    """Writes the numbers that a module's code holds where they are copied: formulas have them as such."""
+    for copied in graph.find_nodes(op="call_function", target=aten.clone.default):
+        number = held.get(copied.args[0].name)
+        if number is not None and not number.ndim:
+            copied.target, copied.args = aten.full.default, ([], number.item())
+            copied.kwargs = {"dtype": number.dtype, "device": number.device}
 
 
 def _unchecked(graph: fx.Graph) -> None:

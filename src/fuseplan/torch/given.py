@@ -178,7 +178,13 @@ def stands_for(other: fx.Node, node: fx.Node) -> bool:
     one, same = (each.meta.get("val") for each in (other, node))
     if not isinstance(one, torch.Tensor) or not isinstance(same, torch.Tensor):
         return False
-    return one.stride() == same.stride() and all(map(_makes_new, node.users))
+    return one.stride() == same.stride() and not _is_returned(node)
+
+
+def _is_returned(node: fx.Node) -> bool:
+    """Whether an output of the graph may be a node's memory."""
+    held = (user for user in node.users if not _makes_new(user))
+    return any(user.op == "output" or _is_returned(user) for user in held)
 
 
 def _makes_new(node: fx.Node) -> bool:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 from math import inf, prod
+from typing import Any
 
 import torch
 from torch import fx, nn
@@ -25,6 +27,9 @@ CAUSAL = {  # the place of the flag
     aten._scaled_dot_product_efficient_attention.default: 6,
 }
 SOFTMAX = (aten.softmax.int, aten._softmax.default, aten._safe_softmax.default)
+PRODUCTS = (aten.matmul.default, aten.bmm.default, aten.baddbmm.default)
+SCALES = (aten.mul.Tensor, aten.div.Tensor)
+RESHAPES = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
 LARGEST = 2**26  # elements of a mask that is looked at
 IN_PLACE = {
     operator.setitem,
@@ -62,7 +67,11 @@ def number_of(node: fx.Node) -> float | None:
 
 
 def hide_by_masks(graph: fx.Graph) -> None:
-    """Writes what a softmax reads, filled with minus infinity, by a mask that is true where it is not."""
+    """Writes what a softmax reads, filled with minus infinity, by a mask that is true where it is not.
+
+    A constant mask that fills nothing is left out, whatever it would fill scores with.
+    """
+    known: dict[fx.Node, torch.Tensor | None] = {}
     for node in (each for each in graph.nodes if any(user.target in SOFTMAX for user in each.users)):
         if node.target is aten.masked_fill.Scalar:
             values, condition, filled = node.args
@@ -70,12 +79,104 @@ def hide_by_masks(graph: fx.Graph) -> None:
             condition, filled, values = node.args
         else:
             continue
-        if filled == -inf:
+        with _disable_current_modes():
+            filling = constant(condition, known)
+            is_empty = filling is not None and not filling.any()
+        made = None
+        is_like = str(node.meta["val"].shape) == str(values.meta["val"].shape)
+        if is_empty and is_like:
+            made = values
+        elif filled == -inf:
             with graph.inserting_before(node):
                 seen = added(graph, aten.logical_not.default, condition)
                 made = added(graph, aten.where.ScalarOther, seen, values, filled)
+        if made is not None:
             node.replace_all_uses_with(made)
             graph.erase_node(node)
+
+
+def sum_masks(graph: fx.Graph) -> None:
+    """Adds what a softmax's scores are given, one after another, to each other: plans read one mask.
+
+    before: `softmax((query @ key + first) * factor + second)`
+    after: `softmax(query @ key * factor + (first * factor + second))`
+
+    Scores in f16 are left: sums of the lowest number and another one are minus infinity there.
+    """
+    for steps in [_steps(each.args[0]) for each in graph.nodes if each.target in SOFTMAX]:
+        adding = (aten.add.Tensor, aten.baddbmm.default)
+        if not any(each.target in adding for each in steps[:-1] or steps):
+            continue
+        with graph.inserting_before(steps[-1]):
+            made = _summed(graph, steps)
+        if made is not None:
+            steps[-1].replace_all_uses_with(made)
+    graph.eliminate_dead_code()
+
+
+def _steps(node: object) -> tuple[fx.Node, ...]:
+    """A product of stacks, and what scales, views and adds to it up to a node; nothing for other values."""
+    made = node.meta.get("val") if isinstance(node, fx.Node) and len(node.users) == 1 else None
+    if not isinstance(node, fx.Node) or not isinstance(made, torch.Tensor) or made.dtype is torch.float16:
+        return ()
+    if node.target in PRODUCTS:
+        is_plain = made.ndim > 2 and node.kwargs.get("beta", 1) == 1
+        return (node,) if is_plain else ()
+    if node.target not in (aten.add.Tensor, *SCALES, *RESHAPES) or node.kwargs:
+        return ()
+    for each in node.args[: 2 if node.target is aten.add.Tensor else 1]:
+        steps = _steps(each)
+        if steps and _is_step(node, each, made):
+            return (*steps, node)
+    return ()
+
+
+def _is_step(node: fx.Node, scores: fx.Node, made: torch.Tensor) -> bool:
+    """Whether a node makes scores of scores, of the same dtype."""
+    was, others = scores.meta["val"], [each for each in node.args if each is not scores]
+    if node.target in RESHAPES or not others:
+        return bool(others)
+    other = others[0].meta["val"] if isinstance(others[0], fx.Node) else torch.tensor(others[0])
+    is_like = str(made.shape) == str(was.shape) and made.dtype == was.dtype  # extents may be open
+    is_mask = other.ndim > 0 and other.dtype == was.dtype
+    return is_like and (other.ndim == 0 if node.target in SCALES else is_mask)
+
+
+def _summed(graph: fx.Graph, steps: tuple[fx.Node, ...]) -> fx.Node | None:
+    """The scores with one mask; None where a view between two masks does more than part heads."""
+    scores, mask = steps[0], None
+    if scores.target is aten.baddbmm.default:
+        mask, *factors = scores.args
+        alpha = scores.kwargs.get("alpha", 1)
+        scores = added(graph, aten.mul.Tensor, added(graph, aten.bmm.default, *factors), alpha)
+    for before, node in pairwise(steps):
+        if node.target is aten.add.Tensor:
+            (other,) = (each for each in node.args if each is not before)
+            mask = other if mask is None else added(graph, node.target, mask, other)
+            continue
+        if mask is not None and node.target in RESHAPES:
+            shape = _parted(mask.meta["val"].shape, before.meta["val"].shape, node)
+            if shape is None:
+                return None
+            mask = added(graph, aten.reshape.default, mask, shape) if shape else mask
+        elif mask is not None:
+            mask = added(graph, node.target, mask, node.args[1])
+        scores = added(graph, node.target, scores, node.args[1])
+    return added(graph, aten.add.Tensor, scores, mask)
+
+
+def _parted(mask: torch.Size, scores: torch.Size, node: fx.Node) -> list[Any] | None:
+    """The shape of a mask where a view has scores (b * h, s, t) as (b, h, s, t); None for other views.
+
+    Nothing where the mask has one row of heads for all.
+    """
+    made, told = node.meta["val"].shape, node.args[1]
+    if len(scores) != 3 or len(made) != 4 or str(scores[1:]) != str(made[2:]):
+        return None
+    if len(mask) < 3 or str(mask[0]) != str(scores[0]):
+        return []
+    ends = zip(mask[1:], told[2:], strict=True)
+    return [*told[:2], *(1 if isinstance(extent, int) and extent == 1 else each for extent, each in ends)]
 
 
 def fold_masks(given: fx.GraphModule) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from fuseplan.graph.ops import Concat, Slice
+from fuseplan.graph.ops import Concat, Reshape, Slice
 from fuseplan.graph.why import LeftError, Why
 from fuseplan.ops.activation import Sigmoid
 from fuseplan.torch.given import Given
 
 aten = torch.ops.aten
-SPLITS = (aten.split.Tensor, aten.split_with_sizes.default)
+SPLITS = (aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int)
 
 
 def sliced(given: Given) -> str:
@@ -24,6 +24,18 @@ def sliced(given: Given) -> str:
     if (begin, stop, step) == (0, shape[dim], 1):
         return src
     return given.add(Slice(dim % len(shape), begin, max(begin, stop), step), src)
+
+
+def selected(given: Given) -> str:
+    """One place of an axis, which the result does not have."""
+    return _without(given, given.tensor("self"), int(given.number("dim")), int(given.number("index")))
+
+
+def _without(given: Given, src: str, dim: int, index: int) -> str:
+    shape = given.shape(src)
+    dim, index = dim % len(shape), index % shape[dim]
+    made = given.add(Slice(dim, index, index + 1), src)
+    return given.add(Reshape((*shape[:dim], *shape[dim + 1 :])), made)
 
 
 def joined(given: Given) -> str:
@@ -52,6 +64,8 @@ def part(given: Given) -> str:
     split = given.of(maker)
     src, extents = split.tensor("self"), [each.shape for each in maker.meta["val"]]
     dim = int(split.number("dim")) % len(given.shape(src))
+    if maker.target is aten.unbind.int:
+        return _without(given, src, dim, number)
     if not all(type(each[dim]) is int for each in extents):
         raise LeftError(Why.SHAPE, extents)
     ends = [sum(int(each[dim]) for each in extents[: place + 1]) for place in range(len(extents))]

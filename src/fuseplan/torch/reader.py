@@ -18,7 +18,7 @@ from fuseplan.graph.ops import Concat, Foreign, Reshape
 from fuseplan.graph.type import Type
 from fuseplan.graph.why import LeftError, Reason, Why
 from fuseplan.torch.aten import TABLE
-from fuseplan.torch.given import Given, origin_of, type_of
+from fuseplan.torch.given import Given, origin_of, stands_for, type_of
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,8 @@ class ReadGraph:
     Attributes:
         graph: the graph; a value that torch's operator makes has the name of torch's node.
         makers: torch's node that makes each value; not of values within one of torch's operators.
-        values: the value that each of torch's nodes makes; several make one, where some change nothing.
+        values: the value that each of torch's nodes makes; several make one, where some change nothing, or
+            compute what an earlier one did.
     """
 
     graph: Graph
@@ -72,6 +73,7 @@ class _Reader:
         self.makers: dict[str, fx.Node] = {}
         self.values: dict[fx.Node, str] = {}
         self._types: dict[str, Type] = {}
+        self._calls: dict[Any, fx.Node] = {}
 
     def read(self, node: fx.Node) -> None:
         """Adds one of torch's nodes."""
@@ -81,7 +83,26 @@ class _Reader:
             self.inputs[node.name] = type_of(node.meta.get("val"))
             self._is(node, node.name, self.inputs[node.name])
         else:
-            self._called(node)
+            same = self._earlier(node)
+            if same is None:
+                self._called(node)
+            else:
+                self.values[node] = self.values[same]
+                self.folded.append(origin_of(node))
+
+    def _earlier(self, node: fx.Node) -> fx.Node | None:
+        """An earlier node that a node repeats: the same operator on the same values, without chance."""
+        op = node.target
+        is_op = isinstance(op, torch._ops.OpOverload) and op.namespace == "aten" and not op._schema.is_mutable
+        if op is not operator.getitem and not (is_op and torch.Tag.nondeterministic_seeded not in op.tags):
+            return None
+        made = node.meta.get("val")
+        lies = (made.dtype, made.shape, made.stride()) if isinstance(made, torch.Tensor) else ()
+        told = fx.map_arg((node.args, node.kwargs), self.values.__getitem__)
+        same = self._calls.setdefault(
+            (op, repr((told, lies))), node
+        )  # 0.0 and -0.0 are equal, 1 and True too
+        return same if same is not node and (not lies or stands_for(same, node)) else None
 
     def _is(self, node: fx.Node, name: str, made: Type) -> None:
         self.values[node], self._types[name] = name, made

@@ -1,0 +1,53 @@
+"""Operators that compute what an earlier one did: one of them, where nothing can tell."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+import fuseplan.torch as fused
+
+
+class Spelled(nn.Module):  # type: ignore[misc]
+    """Cohere's norm, which takes the mean from its input twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(16))
+
+    def forward(self, src: torch.Tensor) -> torch.Tensor:
+        mean = src.mean(-1, keepdim=True)
+        variance = (src - mean).pow(2).mean(-1, keepdim=True)
+        return self.weight * ((src - mean) * torch.rsqrt(variance + 1e-5))
+
+
+class Alike(nn.Module):  # type: ignore[misc]
+    """Operators that differ in chance, in the sign of a zero, and in whose memory they write."""
+
+    def forward(self, src: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        chances = torch.rand_like(src), torch.rand_like(src)
+        zeros = 1 / (src.abs() * 0.0), 1 / (src.abs() * -0.0)
+        views = src.exp().transpose(0, 1), src.exp().transpose(0, 1)
+        return *chances, *zeros, *views
+
+
+def test_a_norm_that_centres_twice_is_one_plan() -> None:
+    torch.manual_seed(0)
+    module, src = Spelled().eval(), torch.randn(4, 16)
+    whole = fused.fuse(module, src)
+    with torch.no_grad():
+        torch.testing.assert_close(whole(src), module(src))
+    assert [str(site.plan) for site in whole.fusion.cut.sites] == [
+        "f32[4x16] -> layer_norm(affine=False) -> scale"
+    ]
+    assert [row.state for row in whole.report.operators].count("folded") == 1
+
+
+def test_what_callers_can_tell_apart_stays_apart() -> None:
+    src = torch.randn(3, 5)
+    one, other, above, below, *views = fused.fuse(Alike(), src)(src)
+    assert not torch.equal(one, other)
+    assert (above > 0).all()
+    assert (below < 0).all()
+    views[0].zero_()
+    torch.testing.assert_close(views[1], src.exp().T)
