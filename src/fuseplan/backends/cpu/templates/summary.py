@@ -10,11 +10,7 @@ from typing import ClassVar
 from fuseplan.backends.cpu import model, staging
 from fuseplan.backends.cpu.rows import as_rows
 from fuseplan.backends.cpu.templates.direct import Direct
-from fuseplan.backends.cpu.templates.summary_writer import (
-    SummaryKnobs,
-    SummaryWriter,
-    state_elements,
-)
+from fuseplan.backends.cpu.templates.summary_writer import SummaryKnobs, SummaryWriter, state_elements
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.target import Target
