@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from os import PathLike
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
 from fuseplan.errors import ArgumentError, BuildError, a_thing
 from fuseplan.execution.run import NOT_CARRIED, BoundPlan
@@ -275,7 +275,7 @@ def compile(
     accuracy: Accuracy = "default",
     template: str | None = None,
     cache: bool = True,
-    tune: float | None = None,
+    tune: float | Literal["near"] | None = None,
 ) -> CompiledPlan:
     """Makes one kernel of a plan and loads it.
 
@@ -294,8 +294,9 @@ def compile(
         template: the only one to consider: a name (`direct`), or a candidate as `explain` prints it
             (`direct(rows=8, vectors=2, ...)`); the cost model chooses among all unless given.
         cache: look for the object code, and keep it, in memory and on disk.
-        tune: seconds, about, to measure candidates on this machine first, unless a measurement is stored;
-            only stored measurements decide unless given. See `fuseplan.tune`.
+        tune: seconds, about, to measure candidates on this machine first, unless a measurement is stored, or
+            `near`, for those alone that the cost model does not tell apart; only stored measurements decide
+            unless given. See `fuseplan.tune`.
 
     Returns:
         A callable of src and the plan's operands; `bind` packs constant ones once.

@@ -114,10 +114,7 @@ def explain_records(records: Records, resources: Mapping[str, int] | None = None
     return Explanation(
         {
             "plan": str(records.plan),
-            "target": {
-                "name": str(target),
-                **{name: getattr(target, name) for name in TARGET},
-            },
+            "target": {"name": str(target), **{name: getattr(target, name) for name in TARGET}},
             "accuracy": records.accuracy,
             "fused": True,
             "match": records.match.to_json(),
@@ -279,6 +276,7 @@ def _tuned_lines(tuned: Mapping[str, Any] | None) -> Iterator[str]:
 
 def _considered_lines(choice: Mapping[str, Any], shown: int) -> Iterator[str]:
     """The refusals, and of each template the `shown` candidates that are nearest by the model."""
+    tuned = choice["tuned"] or {"times": {}}
     slower = "" if choice["tuned"] else "slower, "  # what was measured may be another than the model's first
     met: Counter[str] = Counter()
     for each in choice["considered"][1:]:
@@ -290,8 +288,11 @@ def _considered_lines(choice: Mapping[str, Any], shown: int) -> Iterator[str]:
             continue
         name = each["template"].partition("(")[0]
         met[name] += 1
-        if met[name] <= shown:
-            yield f"            not {each['template']}: {slower}{seconds_text(each['seconds'])} by the model"
+        taken = tuned["times"].get(each["template"])
+        if met[name] <= shown or taken is not None:
+            found = "" if taken is None else f", {seconds_text(taken)} measured"
+            told = f"{slower}{seconds_text(each['seconds'])} by the model{found}"
+            yield f"            not {each['template']}: {told}"
     more = [f"{count - shown} more of {name}" for name, count in met.items() if count > shown]
     if more:
         yield f"            ... and {', '.join(more)}: `fuseplan explain -v` lists them"

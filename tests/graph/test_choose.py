@@ -13,6 +13,7 @@ import pytest
 
 from fuseplan.backends.cpu import CPU
 from fuseplan.errors import ArgumentError, BuildError, UnsoundCodeError
+from fuseplan.execution.stages import Records, decide
 from fuseplan.graph import alternatives, choose, trial
 from fuseplan.graph.choose import checked_mode, chosen
 from fuseplan.graph.cut import Cut, Site
@@ -22,7 +23,8 @@ from fuseplan.graph.session import Session
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.target import Target
-from fuseplan.kernels.template import Template
+from fuseplan.kernels.template import Accuracy, Template
+from fuseplan.plans.plan import FusionPlan
 from fuseplan.stores import sites
 from graphs import graph_of, random_inputs
 
@@ -122,6 +124,28 @@ def test_a_site_stays_where_the_framework_is_slower() -> None:
         assert found.error is not None
         assert found.error < found.allowed
     _check(made)
+
+
+def test_sites_on_a_gpu_have_the_fastest_of_their_near_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
+    sites = find(graph_of(TEXT), "triton:sm_90").sites
+    ahead, asked = list[Records](), list[FusionPlan]()
+
+    def second(plan: FusionPlan, target: Target, seconds: object, accuracy: Accuracy) -> Records:
+        asked.append(plan)
+        if len(asked) > 1:
+            raise MemoryError("no room for the tensors")
+        decided = decide(plan, target, accuracy=accuracy)
+        return replace(decided, choice=replace(decided.choice, template=decided.choice.candidates[1]))
+
+    monkeypatch.setattr(choose, "build_ahead", ahead.extend)
+    monkeypatch.setattr(choose, "tuned_records", second)
+    first, other, known = choose._nearest([*sites, sites[0]], [False, False, True])
+    assert asked == [site.plan for site in sites]
+    assert first.records.choice.template == sites[0].records.choice.candidates[1]
+    assert (other, known) == (sites[1], sites[0]), "not measured, and as they were"
+    built = {each.choice.template.text for each in ahead}
+    assert {site.records.choice.template.text for site in sites} <= built
+    assert len(ahead) > len(sites)
 
 
 def test_a_site_that_loses_is_left_to_the_framework() -> None:

@@ -108,6 +108,14 @@ def test_gradients_are_nothing_where_rounding_decides(
         assert all(share > 0 for share in shares) == (activation in EDGED)
 
 
+@pytest.mark.parametrize("dtype", ["f8e4m3", "f8e5m2"])
+def test_gradients_in_fp8_are_nothing_where_rounding_decides_too(dtype: str) -> None:
+    plan = FusionPlan.parse(f"{dtype}[16x8x12x12] -> batch_norm_backward(relu)")
+    drawn, own = random_arrays(plan, 1, device="cpu")["src"].double(), random_arrays(plan, 1)["src"]
+    shares = float((drawn == 0).double().mean()), float((own.view(np.uint8) << 1 == 0).mean())
+    assert 0 < max(shares) < 0.02
+
+
 def test_stored_rounds_once() -> None:
     values = np.array([[1.0, 1 + 2.0**-9, -(1 + 3 * 2.0**-8)]])
     bits = stored(TensorSpec((1, 3), "bf16"), values).view(np.uint16)

@@ -1,12 +1,15 @@
 """The GPU's clock, on a GPU whose work is a list of what was enqueued and how long each piece takes."""
 
 import sys
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from fuseplan.errors import ArgumentError
+from fuseplan.measure import quiet
 from fuseplan.measure.clock import (
     AHEAD,
     FLUSH_BYTES,
@@ -25,6 +28,7 @@ class Queue:
 
     def __init__(self) -> None:
         self.now = 0.0
+        self.is_capturing = False
         self.done: list[str] = []
         self.needed = 0  # flushes that the host has to be ahead by, or the GPU catches up
         self.ahead = self.row = (
@@ -66,7 +70,12 @@ class Queue:
             assert size * 4 == FLUSH_BYTES
             return SimpleNamespace(zero_=queue.work("flush", FLUSH))
 
-        cuda = SimpleNamespace(Event=Event, synchronize=lambda device: None)
+        cuda = SimpleNamespace(
+            Event=Event,
+            synchronize=lambda device: None,
+            is_current_stream_capturing=lambda: queue.is_capturing,
+            get_device_properties=lambda device: SimpleNamespace(uuid="aa-1"),
+        )
         return SimpleNamespace(
             device=lambda kind, index: (kind, index), empty=empty, int32="int32", cuda=cuda
         )
@@ -102,6 +111,23 @@ def test_the_order_rotates(queue: Queue) -> None:
     clock.interleave({name: queue.work(name, 1e-6) for name in "ab"})
     blocks = " ".join(queue.done).split(" ".join(["flush"] * (AHEAD + 1)))
     assert [timed.split()[0] for timed in blocks[-4:]] == ["a", "b", "b", "a"]
+
+
+def test_nothing_is_measured_while_a_graph_is_captured(queue: Queue) -> None:
+    queue.is_capturing = True
+    with pytest.raises(ArgumentError, match="a CUDA graph is being captured"):
+        GpuClock(0)
+
+
+def test_a_quiet_gpu_is_looked_at_once_a_minute(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    shares, slept = [0.64, 0.03, 0.9], list[float]()
+    monkeypatch.setattr(quiet, "gpu_share", lambda uuid: shares.pop(0))
+    monkeypatch.setattr(time, "sleep", slept.append)
+    monkeypatch.setattr(quiet.GpuWatch, "_quiet", {})
+    told = [quiet.GpuWatch(0).disturbance() for _ in range(4)]
+    assert told == ["other programs used the GPU for 64% of the time", None, None, None]
+    assert len(slept) == 2
+    assert quiet.GpuWatch(1).disturbance() is not None, "another GPU"
 
 
 def test_nothing_to_time(queue: Queue) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,11 +20,12 @@ from fuseplan.measure.cases import Case
 from fuseplan.measure.data import deviation, random_arrays, reference
 from fuseplan.measure.spaces import empty
 from fuseplan.measure.stats import Timing
+from fuseplan.messages.quantities import seconds_text
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.stores import tuned
 from fuseplan.tuning import cases as tuning
 from fuseplan.tuning.cases import Outcome, TuneOptions, mean_ratio, tune_cases
-from fuseplan.tuning.tune import LEAST_A_TEMPLATE, Search, measured, shortlist, undecided
+from fuseplan.tuning.tune import ERROR, LEAST_A_TEMPLATE, NEAREST, Search, measured, shortlist, undecided
 from posing import CUDA_0, posing
 
 pytestmark = pytest.mark.usefixtures("resting")
@@ -55,6 +57,48 @@ def test_compile_tunes_once() -> None:
     assert first.choice.tuned is not None
     again = fuseplan.compile(PLAN, threads=1, tune=0.0)
     assert again.choice.tuned == first.choice.tuned, "a stored measurement was measured again"
+
+
+def test_near_candidates_are_measured_once() -> None:
+    first = fuseplan.compile(PLAN, threads=1, tune="near")
+    found = first.choice.tuned
+    assert found is not None
+    every = decide(PLAN, "cpu", threads=1, tuned=False).choice
+    near = [
+        each.template for each in every.considered if each.seconds and each.seconds <= ERROR * every.seconds
+    ]
+    assert set(found.times) <= set(near[:NEAREST])
+    assert len(found.times) > 1
+    assert found.seconds == (found.times[found.untuned] if found.disturbance else min(found.times.values()))
+    assert fuseplan.compile(PLAN, threads=1, tune="near").choice.tuned == found, "measured again"
+    assert fuseplan.compile(PLAN, threads=1).choice.tuned == found
+    told = " ".join(str(first.explain()).split())
+    others = (seconds for name, seconds in found.times.items() if name != found.template)
+    assert all(f"by the model, {seconds_text(each)} measured" in told for each in others)
+    whole = fuseplan.compile(PLAN, threads=1, tune=0.0).choice.tuned
+    assert whole is not None
+    assert (found.is_near, whole.is_near) == (True, False), "a search by seconds was asked for"
+    assert fuseplan.compile(PLAN, threads=1, tune="near").choice.tuned == whole
+
+
+def test_near_candidates_beside_other_programs_leave_the_models_choice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    busy = SimpleNamespace(disturbance=lambda: "other programs used the GPU for 64% of the time")
+    monkeypatch.setattr(ground.Ground, "watch", lambda self: busy)
+    own = decide(PLAN, "cpu", threads=1, tuned=False).choice.template.text
+    times = {own: 3.0}
+    monkeypatch.setattr(
+        ground.Ground,
+        "times",
+        lambda self, calls, rounds: {
+            name: Timing(1, 1, each := times.get(name, 1.0), each, each, each, 0.0) for name in calls
+        },
+    )
+    found = fuseplan.tune(PLAN, threads=1, seconds="near")
+    assert (found.template, found.seconds) == (own, 3.0)
+    monkeypatch.setattr(busy, "disturbance", lambda: None)
+    assert fuseplan.tune(PLAN, threads=1, seconds="near").template != own
 
 
 @pytest.mark.parametrize(

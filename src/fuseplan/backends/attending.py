@@ -9,10 +9,7 @@ from fuseplan.language.attend import Attend, AttendGradient
 
 # By what a gradient is: the tensors whose rows are in tiles, and those that a tile goes through. The first of
 # each are the factors of the scores.
-SIDES = {
-    "query": (("query", "grad"), ("key", "value")),
-    "key": (("key", "value"), ("query", "grad")),
-}
+SIDES = {"query": (("query", "grad"), ("key", "value")), "key": (("key", "value"), ("query", "grad"))}
 
 
 class Heads:

@@ -28,10 +28,7 @@ RECORDS: dict[str, Callable[[Records], tuple[str, Any]]] = {
     "match": lambda records: (str(records.match), records.match.to_json()),
     "kernel": lambda records: (records.kernel.text, records.kernel.text.splitlines()),
     "choice": lambda records: (str(records.choice), records.choice.to_json()),
-    "source": lambda records: (
-        records.source.text,
-        {**records.source.frame, "text": records.source.text},
-    ),
+    "source": lambda records: (records.source.text, {**records.source.frame, "text": records.source.text}),
     "program": _program,
 }
 WITHOUT_TOOLCHAIN = tuple(name for name in RECORDS if name != "program")

@@ -37,12 +37,7 @@ class Considered:
     def to_json(self) -> dict[str, object]:
         """The fields as JSON values."""
         refusal = self.refusal.to_json() if self.refusal else None
-        return {
-            "template": self.template,
-            "seconds": self.seconds,
-            "refusal": refusal,
-            "fault": self.fault,
-        }
+        return {"template": self.template, "seconds": self.seconds, "refusal": refusal, "fault": self.fault}
 
 
 class Weighed(NamedTuple):

@@ -6,9 +6,10 @@ sites are measured once. A site that loses, is wrong, or cannot be built is reve
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, get_args
 
@@ -24,6 +25,7 @@ from fuseplan.messages.excerpt import shown
 from fuseplan.stores import cache, sites
 from fuseplan.stores.sites import Key, Measured
 from fuseplan.stores.tuned import processor_of
+from fuseplan.tuning.tune import NEAR, near, tuned_records
 
 Mode = Literal["predicted", "measured"]
 SECONDS = 120.0  # of measuring one model: sites behind it are as predicted until the next start
@@ -52,6 +54,7 @@ def chosen(cut: Cut, framework: Framework, mode: Mode, is_built: bool = True) ->
         ahead = (site for key, site in zip(keys, cut.sites, strict=True) if not _is_lost(known.get(key)))
         build_ahead([site.built for site in ahead])
     if mode == "measured":
+        cut = replace(cut, sites=tuple(_nearest(cut.sites, [key in known for key in keys])))
         known |= _measured(cut, keys, known, framework)
     kept, reverted = list[Site](), list[tuple[Site, Reason]]()
     for key, site in zip(keys, cut.sites, strict=True):
@@ -99,6 +102,22 @@ def _built(site: Site) -> tuple[Site, Reason | None]:
         return site.of(site.compiled().records), None
     except Exception as error:  # a failure of one site never fails the model
         return site, Reason(Why.FAILED, problem_of(error))
+
+
+def _nearest(sites: Sequence[Site], is_known: Sequence[bool]) -> Iterator[Site]:
+    """The sites; on a GPU those of which nothing is known, with the fastest of their near candidates."""
+    fresh = [
+        None if known or site.built.plan.is_open or not site.records.target.processors else site.built
+        for site, known in zip(sites, is_known, strict=True)
+    ]
+    build_ahead([each for built in fresh if built for each in near(built)])
+    end = time.monotonic() + SECONDS
+    for site, new in zip(sites, fresh, strict=True):
+        built = site.built
+        if new and time.monotonic() < end:
+            with contextlib.suppress(Exception):  # `measured` tells the same of what is predicted
+                built = tuned_records(built.plan, built.target, NEAR, accuracy=built.accuracy)
+        yield site.of(built)
 
 
 def _measured(

@@ -352,13 +352,7 @@ class _Finder:
         return reason
 
     def _site(
-        self,
-        src: TensorSpec,
-        stages: Sequence[Stage],
-        nodes: Nodes,
-        start: str,
-        head: str,
-        ended: Reason,
+        self, src: TensorSpec, stages: Sequence[Stage], nodes: Nodes, start: str, head: str, ended: Reason
     ) -> Site | Reason:
         """The site of a plan, or why the plan is refused."""
         dtype = self.graph.types[head].dtype

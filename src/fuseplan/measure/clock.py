@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from fuseplan.errors import ArgumentError
 from fuseplan.measure.quiet import GpuWatch, HostWatch, Watch
 from fuseplan.measure.stats import Timing, summarize
 
@@ -151,11 +152,14 @@ class GpuClock:
     Raises:
         ImportError: torch is not installed.
         RuntimeError: the GPU's memory has no room for the buffer that is overwritten.
+        ArgumentError: a CUDA graph is being captured.
     """
 
     def __init__(self, device: int = 0, protocol: Protocol = GPU_PROTOCOL) -> None:
         import torch
 
+        if torch.cuda.is_current_stream_capturing():
+            raise ArgumentError("a CUDA graph is being captured: measure, or compile, before")
         self._torch: Any = torch
         self.device = torch.device("cuda", device)
         self.protocol = protocol

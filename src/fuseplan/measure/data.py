@@ -17,7 +17,7 @@ from fuseplan.language.arithmetic import Arithmetic
 from fuseplan.language.declarations import Operand
 from fuseplan.language.dtypes import DType, dtype_of
 from fuseplan.language.tensor import MAX_BYTES, Dense, TensorSpec
-from fuseplan.measure.spaces import HOST, Draws, Shape, Tensor, Tensors, arithmetic_of, exact, space_on
+from fuseplan.measure.spaces import HOST, Draws, Shape, Space, Tensor, Tensors, arithmetic_of, exact, space_on
 from fuseplan.op import Given
 from fuseplan.ops.attention import Attending
 from fuseplan.ops.conversion import Scaled
@@ -93,7 +93,7 @@ def random_arrays(
         for old in (each for each in step.results if each.updated):
             values = _sized(draws.normal(old.shape), old.name)
             tensors[step.keys[old.name]] = space.rounded(values, old.dtype, "f32")
-    settle(plan, tensors)
+    settle(plan, tensors, space)
     return tensors
 
 
@@ -282,7 +282,7 @@ NEAR = 1e-3  # of an edge: far beyond what rounding moves
 JUMP = 0.05  # of a slope from one side to the other: a smooth activation's is a tenth of it
 
 
-def settle(plan: FusionPlan, tensors: Tensors) -> None:
+def settle(plan: FusionPlan, tensors: Tensors, space: Space) -> None:
     """Makes gradients 0 where rounding decides what becomes of them."""
     step = plan.steps[0] if plan.steps else None
     if step is None or not isinstance(step.op, BatchNormBackward) or "shift" not in step.keys:
@@ -300,4 +300,4 @@ def settle(plan: FusionPlan, tensors: Tensors) -> None:
             return fold(sums.expressions[0], {**leaves, "shift": leaves["shift"] + side}, by.table)
 
         mask = abs(gradient(NEAR) - gradient(-NEAR)) > JUMP
-    src[by.broadcast(mask, step.src.shape)] = 0
+    space.fill(src, step.src, by.table["where"](mask, 0.0, x))  # torch has no index of fp8 by a mask

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Protocol, TypeVar
+from typing import ClassVar, Protocol, TypeVar
 
 from fuseplan.errors import ArgumentError
 from fuseplan.measure.machine import nvidia_smi, others, processor_seconds
@@ -20,6 +20,7 @@ SPREAD = 0.5  # of the blocks' medians; quiet machines stay below 0.25
 SLOWED = 3.0  # times the least sample: a median above it is of calls that were interrupted
 LOOK = 0.15  # seconds to look at what others use
 REST = 1.0  # seconds that a GPU rests before it is looked at: its driver tells of the last one at most
+QUIET_SECONDS = 60.0  # that a quiet GPU is not looked at again: a model has some thirty plans to measure
 
 Found = TypeVar("Found")
 
@@ -55,13 +56,20 @@ class GpuWatch:
     What begins later shows in the spread of samples.
     """
 
+    _quiet: ClassVar[dict[int, float]] = {}  # until when, by device
+
     def __init__(self, device: int) -> None:
         import torch
 
+        self._share: float | None = None
+        if time.monotonic() < self._quiet.get(device, 0.0):
+            return
         torch.cuda.synchronize(device)
         time.sleep(REST)
         # torch counts the GPUs that CUDA_VISIBLE_DEVICES leaves, nvidia-smi all: both know the identity.
         self._share = gpu_share(str(getattr(torch.cuda.get_device_properties(device), "uuid", "")))
+        if self.disturbance() is None:
+            self._quiet[device] = time.monotonic() + QUIET_SECONDS
 
     def disturbance(self) -> str | None:
         """The share of the time that other programs' kernels ran."""

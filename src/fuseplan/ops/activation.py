@@ -12,19 +12,7 @@ from math import pi, sqrt
 
 from fuseplan.language.declarations import SAMPLE_TENSORS, parameter, word
 from fuseplan.op import Elementwise, Op, operator
-from fuseplan.scalar import (
-    Scalar,
-    erf,
-    exp,
-    expm1,
-    maximum,
-    minimum,
-    relu,
-    sigmoid,
-    softplus,
-    tanh,
-    where,
-)
+from fuseplan.scalar import Scalar, erf, exp, expm1, maximum, minimum, relu, sigmoid, softplus, tanh, where
 
 APPROXIMATIONS = ("none", "tanh")
 

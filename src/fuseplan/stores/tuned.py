@@ -14,7 +14,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,8 @@ class Tuned:
         rejected: the candidates that were not timed, each with its reason (a wrong result, spills, ...).
         date: when, in UTC.
         disturbance: which other use of the machine makes the times unreliable; None where there was none.
+        times: the last round's medians in seconds, by candidate.
+        is_near: whether only the candidates were measured that the cost model does not tell apart.
     """
 
     key: Key
@@ -74,6 +76,8 @@ class Tuned:
     rejected: tuple[tuple[str, str], ...]
     date: str
     disturbance: str | None = None
+    times: Mapping[str, float] = field(default_factory=dict)
+    is_near: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON values, the key's among them."""
@@ -85,7 +89,7 @@ class Tuned:
         """The choice that `to_json` told; a ValueError where it did not."""
         if not isinstance(told, dict):
             raise ValueError("it is not an object")
-        names = [field.name for field in fields(Key)]
+        names = [each.name for each in fields(Key)]
         key = record(Key, {name: told[name] for name in names if name in told})
         return record(cls, {"key": key, **{name: told[name] for name in told if name not in names}})
 

@@ -327,12 +327,7 @@ def check_apart(written: Sequence[tuple[Tensor, Buffer]], read: Sequence[tuple[T
 
 
 def _refused(
-    plan: FusionPlan,
-    tensor: Operand | Result,
-    what: str,
-    got: Buffer,
-    want: str,
-    remedy: str | None = None,
+    plan: FusionPlan, tensor: Operand | Result, what: str, got: Buffer, want: str, remedy: str | None = None
 ) -> ArgumentError:
     text, step = str(plan), tensor.step
     lines = [

@@ -94,12 +94,7 @@ class Compiled(Eager):
 
 
 # Of `fused`, here.
-HOW: dict[str, Any] = {
-    "is_taken": has_weights,
-    "opens": False,
-    "framework": Compiled,
-    "is_apart": _is_apart,
-}
+HOW: dict[str, Any] = {"is_taken": has_weights, "opens": False, "framework": Compiled, "is_apart": _is_apart}
 
 
 def compiled(

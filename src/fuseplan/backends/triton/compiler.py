@@ -32,15 +32,7 @@ PACKAGE = Path(triton.__file__).parent
 VERSION = versions.parsed(triton.__version__)
 # What a source may ask for; Triton passes over what it does not know, which `cooperative` is for launches.
 OPTIONS = frozenset(
-    (
-        "num_warps",
-        "num_stages",
-        "maxnreg",
-        "cooperative",
-        "waves_per_eu",
-        "matrix_instr_nonkdim",
-        "kpack",
-    )
+    ("num_warps", "num_stages", "maxnreg", "cooperative", "waves_per_eu", "matrix_instr_nonkdim", "kpack")
 )
 TENSOR_MEMORY_COLUMNS = 512  # of a multiprocessor of sm_100: PTX ISA, tcgen05
 ALIGNED = [["tt.divisibility", 16]]

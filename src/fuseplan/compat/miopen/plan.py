@@ -98,10 +98,7 @@ class miopenFusionPlanDescriptor_t(Object):
         return self.operators[-1]
 
     def add_convolution(
-        self,
-        convolution: Convolution,
-        weight: Tensor,
-        algorithm: Algorithm | None = None,
+        self, convolution: Convolution, weight: Tensor, algorithm: Algorithm | None = None
     ) -> miopenFusionOpDescriptor_t:
         """Appends a convolution, and binds its algorithm where one is given."""
         made = self.add(Operator(CONVOLUTION, convolution.operator(self.place, weight.spec)))

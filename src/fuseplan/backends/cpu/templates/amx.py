@@ -18,13 +18,7 @@ from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel, KernelOperand
 from fuseplan.kernels.packing import Packing, Pad, Reshape, Step, Thirds, Transpose
 from fuseplan.kernels.target import Target
-from fuseplan.kernels.template import (
-    Accuracy,
-    Template,
-    lanes,
-    summation_bound,
-    unit_roundoff,
-)
+from fuseplan.kernels.template import Accuracy, Template, lanes, summation_bound, unit_roundoff
 from fuseplan.messages.reasons import Claim, Reason, claim
 
 _DEPTH = 8  # steps whose part of a panel, 16 KiB, stays in the first cache beside rows

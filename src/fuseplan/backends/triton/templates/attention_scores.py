@@ -134,12 +134,7 @@ class Scores(Writer):
     def axes_at(self, head: Index, other: Index) -> Mapping[str, Index]:
         """Where a block's scores are, by the letter of the axis: of rows of `query`, and what they meet."""
         down, across = ("t", "s") if self.heads.by == "key" else ("s", "t")
-        return {
-            "b": self.batch,
-            "h": head.at(DOWN),
-            down: self.query.at(DOWN),
-            across: other.at(ACROSS),
-        }
+        return {"b": self.batch, "h": head.at(DOWN), down: self.query.at(DOWN), across: other.at(ACROSS)}
 
     def known(self, head: Index, other: Index) -> Mapping[str, str]:
         """The leaves of the formula of a block's scores, by name."""

@@ -4,17 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fuseplan.backends.triton.index import (
-    ACROSS,
-    DOWN,
-    PRODUCT,
-    WIDE,
-    Index,
-    Mask,
-    arange,
-    ceil_div,
-    number,
-)
+from fuseplan.backends.triton.index import ACROSS, DOWN, PRODUCT, WIDE, Index, Mask, arange, ceil_div, number
 from fuseplan.backends.triton.shell import last_to_arrive, of_launch
 from fuseplan.backends.triton.storage import named
 from fuseplan.backends.triton.templates.attention_rows import AttentionKnobs, Factor, Rows, factors_of, padded
