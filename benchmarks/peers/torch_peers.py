@@ -33,8 +33,8 @@ class UnfusedFirst(Torch):
 
     def stages(self, plan: FusionPlan) -> list[Any]:
         """In place, which spares the cache a second tensor."""
+        from fuseplan.measure.torch_eager import in_place
         from fuseplan.measure.torch_functions import stage_of
-        from fuseplan.measure.torch_stages import in_place
 
         first, *others = plain_layers(plan)
         return [stage_of(first), *map(in_place, others)]

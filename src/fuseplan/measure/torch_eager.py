@@ -3,18 +3,65 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 
 from fuseplan.kernels.target import Target
 from fuseplan.language.dtypes import DTYPES
 from fuseplan.measure.data import is_training
 from fuseplan.measure.layers import CannotRunError, Layer, layers, plain_layers, running
 from fuseplan.measure.spaces import Tensor, Tensors, torch_dtype
+from fuseplan.measure.torch_functions import Stage, per_channel, stage_of
 from fuseplan.plans.plan import FusionPlan
+
+
+def in_place(layer: Layer) -> Stage:
+    """What torch calls for an operator behind another one.
+
+    Raises:
+        CannotRunError: torch is not taught it here.
+    """
+    if layer.name == "relu":
+        return lambda x, held: x.relu_()
+    if layer.name == "bias":
+        add, key = per_channel(layer, torch.Tensor.add_), layer.keys["bias"]
+        return lambda x, held: add(x, bias=held[key])
+    return stage_of(layer)
+
+
+class Stages(torch.nn.Module):  # type: ignore[misc]
+    """A module that applies stages in order.
+
+    Args:
+        constant: its buffers, by the plan's keys.
+        keys: of the tensors that a call gives, in order; the first is `src`.
+        results: keys of the tensors that it gives besides the output.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        constant: Mapping[str, Any],
+        keys: Sequence[str],
+        results: Sequence[str],
+    ) -> None:
+        super().__init__()
+        self._stages, self._constant, self._keys, self._results = stages, [*constant], keys, results
+        for key, tensor in constant.items():
+            self.register_buffer(key, tensor)
+
+    def forward(self, *given: Any) -> Any:
+        """The output; with results a tuple."""
+        held = {key: getattr(self, key) for key in self._constant} | dict(zip(self._keys, given, strict=True))
+        x = held["src"]
+        for stage in self._stages:
+            x = stage(x, held)
+        return (x, *(held[key] for key in self._results)) if self._results else x
+
 
 Results = tuple[Tensor, ...]  # the output, then the plan's results in its order
 Compiler = Callable[[Callable[..., Results]], Callable[..., Results]]
@@ -60,8 +107,8 @@ def eager_calls(
     if is_training(plan):
         held = [as_taken(plan, tensors, keys, layout) for tensors in copies]
         return [training_call(plan, each, peer, compiler) for each in held]
+    from fuseplan.measure.torch_eager import Stages
     from fuseplan.measure.torch_row_gradients import saved
-    from fuseplan.measure.torch_stages import Stages
 
     first, *others = copies
     listed = [as_taken(plan, first, keys, layout)]
@@ -178,8 +225,8 @@ def training_call(
     Raises:
         CannotRunError: the plan is another.
     """
+    from fuseplan.measure.torch_eager import in_place
     from fuseplan.measure.torch_functions import stage_of
-    from fuseplan.measure.torch_stages import in_place
 
     first, *rest = plain_layers(plan)
     if first.attributes.get("mode") != "spatial" or not first.attributes.get("saved", True):
