@@ -74,6 +74,28 @@ for name in sys.argv[1:]:
     assert done.returncode == 0, done.stderr
 
 
+def test_packages_that_are_optional_are_imported_when_they_are_needed(tmp_path: Path) -> None:
+    """Modules other than those that compute with torch, triton or onnx are imported without them."""
+    needing = (
+        "fuseplan.torch", "fuseplan.onnx", "fuseplan.measure.torch_", "fuseplan.tensors.torch_tensors",
+        "fuseplan.backends.triton.memory", "fuseplan.backends.triton.compiler",
+    )  # fmt: skip
+    places = (place.relative_to(PACKAGE.parent).with_suffix("") for place in PACKAGE.rglob("*.py"))
+    every = (".".join(place.parts) for place in places if place.stem != "__main__")
+    names = [*(each for each in every if not each.startswith(needing)), "benchmarks.peers"]
+    program = """
+import importlib, sys
+sys.modules.update(dict.fromkeys(("torch", "triton", "onnx", "onnxruntime", "matplotlib", "ml_dtypes")))
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+"""
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program, *names], cwd=tmp_path, capture_output=True, text=True,
+        check=False, env={**os.environ, "PYTHONPATH": f"{PACKAGE.parent}{os.pathsep}{ROOT}"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize(
     "words",
     [

@@ -11,7 +11,6 @@ from fuseplan.bench.peers.torch_peer import Torch
 from fuseplan.language.attend import Attend
 from fuseplan.measure.layers import CannotRunError, Layer, attended, convolution_of, plain_layers, running
 from fuseplan.measure.spaces import Tensor, Tensors
-from fuseplan.measure.torch_eager import as_taken
 from fuseplan.ops.conv import Conv
 from fuseplan.ops.matmul import Product
 from fuseplan.plans.plan import FusionPlan
@@ -24,6 +23,8 @@ class Library(Torch):
 
     def held(self, plan: FusionPlan, copies: Sequence[Tensors]) -> dict[str, Tensor]:
         """The tensors in src's dtype and the layout that is measured."""
+        from fuseplan.measure.torch_eager import as_taken
+
         (tensors,) = copies
         taken = as_taken(plan, tensors, running(plan), self.layout)
         return {key: tensor.to(tensors["src"].dtype) for key, tensor in taken.items()}

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
+from click.testing import CliRunner
 from onnx import TensorProto, helper
 
 import fuseplan.onnx
+from fuseplan.cli.commands import fuseplan as command
 from fuseplan.errors import ArgumentError, BuildError
 from fuseplan.graph.type import type_of
 from fuseplan.onnx.model import OnnxModel
@@ -31,6 +37,28 @@ def test_without_onnx_runtime_the_reference_evaluator_runs(monkeypatch: pytest.M
     assert "onnxruntime is not installed" in name
     with pytest.raises(BuildError, match="onnxruntime is not installed"):
         ours.peer(given)
+
+
+@pytest.mark.parametrize("peer", ["onnxruntime", "float64"])
+def test_a_run_judges_each_output_by_its_own_dtype(
+    peer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also beside float64, and no output by the bound of another one of fewer bits."""
+    find = importlib.util.find_spec
+    missing = lambda name: None if (name, peer) == ("onnxruntime", "float64") else find(name)  # noqa: E731
+    monkeypatch.setattr("importlib.util.find_spec", missing)
+    nodes = [
+        helper.make_node("Tanh", ["x"], ["y"]),
+        helper.make_node("Cast", ["y"], ["z"], to=TensorProto.FLOAT16),
+    ]
+    proto = model(nodes, {"x": [2, 3]}, ["y", "z"], {})
+    proto.graph.output[1].type.tensor_type.elem_type = TensorProto.FLOAT16
+    onnx.save_model(proto, tmp_path / "m.onnx")
+    told = CliRunner().invoke(command, ["run", str(tmp_path / "m.onnx"), "--json"])
+    found = json.loads(told.stdout)
+    assert (told.exit_code, found["peer"], found["right"], found["allowed"]) == (0, peer, True, 1e-3)
+    if peer == "float64":
+        assert "onnxruntime is not installed: `pip install onnxruntime`" in told.stderr
 
 
 def test_an_operator_that_onnx_runtime_refuses_takes_no_neighbours_with_it() -> None:

@@ -47,6 +47,7 @@ FOUND = (
     "f32[5x2x64, nwc] -> mul_along((0, 2)) -> conv1d(2, kernel=1, groups=2)",
     "i8[33x64] -> dequantize(bf16, per=channel, zero_points=True) -> cumsum",
     "f64[33x64] -> cast(f32) -> scale -> cumsum",
+    "f32[17x15x1, strides=1:18:271] -> conv_transpose1d(15, kernel=2, stride=3, dilation=2, groups=15)",
     "f32[3x5x6x64] -> rotary -> quantize(i8, per=channel, zero_points=True)",
 )
 

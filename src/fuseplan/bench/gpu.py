@@ -32,7 +32,6 @@ from fuseplan.measure.machine import gpu_machine, gpu_versions
 from fuseplan.measure.peaks import Floor, GpuPeaks, gpu_peaks, measured_gpu_peaks
 from fuseplan.measure.spaces import Tensor, Tensors, space_on
 from fuseplan.measure.stats import Timing
-from fuseplan.measure.torch_eager import of_gpu
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.system.locks import cached_property
 
@@ -163,6 +162,8 @@ class _Bench:
 
     def rows(self, case: Case) -> list[Row]:
         """Prepares the plan in every peer, times those that are right, and tells of the others."""
+        from fuseplan.measure.torch_eager import of_gpu
+
         subject = subject_of(case)
         named = (known(True).by_name[name]() for name in self._options.names)
         peers = [peer for peer in named if peer.takes(subject.plan)]

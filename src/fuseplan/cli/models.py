@@ -18,10 +18,10 @@ from fuseplan.cli.screen import Screen, print_json, print_table, tell
 from fuseplan.cli.statuses import RIGHT, WRONG
 from fuseplan.cli.trial import measure_peaks
 from fuseplan.errors import ArgumentError, BuildError, counted, installing, refusing
-from fuseplan.graph.type import FLOATS, Type, numpy_dtype, word_of
+from fuseplan.graph.type import FLOATS, Type, numpy_dtype
 from fuseplan.measure.clock import HostClock
 from fuseplan.measure.stats import Timing
-from fuseplan.reports.comparison import ALLOWED, distance
+from fuseplan.reports.comparison import allowed_error, distance
 from fuseplan.reports.difference import TOLERANCE, difference
 from fuseplan.reports.profile import SHOWN
 from fuseplan.reports.report import Report, read_report
@@ -38,8 +38,8 @@ class ModelTrial:
     Attributes:
         report: what became of its operators.
         peer: what its outputs were compared with.
-        error: the largest difference of an output, by its largest element.
-        allowed: the most that is right.
+        error: the largest difference of the output that is furthest over, by its largest element.
+        allowed: the most that is right of that output.
         timed: calls, ours and the peer's in turns, where there is one to time.
     """
 
@@ -208,9 +208,8 @@ def run_model(asked: Asked, shapes: Iterable[str], seed: int, choose: str) -> Mo
     except BuildError as refused:
         Screen(stderr=True).tell(f"beside float64, since {refused}")
         peer, want = "float64", model.exact(given)
-    floats = [word_of(each.dtype) for each in want if isinstance(each, np.ndarray)]
-    allowed = max((ALLOWED.get(word, 0.0) for word in floats), default=0.0)
-    error = max(map(distance, made, want), default=0.0)
+    judged = [(distance(got, right), allowed_error(got)) for got, right in zip(made, want, strict=True)]
+    error, allowed = max(judged, key=lambda each: each[0] - each[1], default=(0.0, 0.0))
     return ModelTrial(model.report(types), peer, error, allowed, HostClock().interleave(calls))
 
 

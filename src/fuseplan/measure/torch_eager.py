@@ -1,4 +1,7 @@
-"""A plan as PyTorch computes it, on the tensors that ours is given."""
+"""A plan as PyTorch computes it, on the tensors that ours is given.
+
+The module imports torch: other modules import it when it is needed.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,8 @@ from fuseplan.language.dtypes import DTYPES
 from fuseplan.measure.data import is_training
 from fuseplan.measure.layers import CannotRunError, Layer, layers, plain_layers, running
 from fuseplan.measure.spaces import Tensor, Tensors, torch_dtype
-from fuseplan.measure.torch_functions import Stage, per_channel, stage_of
+from fuseplan.measure.torch_functions import BACKWARD, Stage, per_channel, stage_of
+from fuseplan.measure.torch_row_gradients import saved
 from fuseplan.plans.plan import FusionPlan
 
 
@@ -72,8 +76,6 @@ EPSILON = 1e-5  # of a backward pass, which does not use it: its statistics are 
 
 def eager(plan: FusionPlan, tensors: Tensors) -> Callable[[], Any]:
     """A call of torch's own operators, the fewest for the plan; see `eager_calls`."""
-    from fuseplan.measure.torch_functions import stage_of
-
     (call,) = eager_calls(plan, [tensors], lambda plan: [stage_of(layer) for layer in layers(plan)])
     return call
 
@@ -107,9 +109,6 @@ def eager_calls(
     if is_training(plan):
         held = [as_taken(plan, tensors, keys, layout) for tensors in copies]
         return [training_call(plan, each, peer, compiler) for each in held]
-    from fuseplan.measure.torch_eager import Stages
-    from fuseplan.measure.torch_row_gradients import saved
-
     first, *others = copies
     listed = [as_taken(plan, first, keys, layout)]
     listed += [as_taken(plan, {key: each[key] for key in keys}, keys, layout) for each in others]
@@ -135,8 +134,6 @@ def _alike(tensor: Tensor, dtype: Any) -> Tensor:
 
 def as_torch(value: Any) -> Tensor:
     """The tensor, or a NumPy array as one in the same memory; bf16 by its bits."""
-    import torch
-
     if isinstance(value, torch.Tensor):
         return value
     array = np.asarray(value)
@@ -147,8 +144,6 @@ def as_torch(value: Any) -> Tensor:
 
 def as_array(tensor: Tensor) -> Any:
     """The elements in NumPy, in host memory of their own; those of bf16 and fp8 as their bits."""
-    import torch
-
     dtype = next(each for each in DTYPES.values() if torch_dtype(each.name) == tensor.dtype)
     octets = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
     return octets.view(dtype.array).reshape(tensor.shape).copy()
@@ -161,8 +156,6 @@ def as_arrays(made: Any) -> Any:
 
 def as_taken(plan: FusionPlan, tensors: Tensors, keys: Sequence[str], layout: str = "") -> dict[str, Tensor]:
     """The tensors as torch's operators take them; `keys` are those that come anew with every call."""
-    import torch
-
     made = {key: as_torch(value) for key, value in tensors.items()}
     if layout:
         made = {key: tensor.contiguous() for key, tensor in made.items()}
@@ -177,8 +170,6 @@ def as_taken(plan: FusionPlan, tensors: Tensors, keys: Sequence[str], layout: st
 @contextlib.contextmanager
 def of_gpu(plan: FusionPlan) -> Iterator[None]:
     """While it lasts: torch's settings for the plan's precision, and for the fastest algorithms."""
-    import torch
-
     is_tf32 = any(step.op.attributes().get("precision") == "tf32" for step in plan.steps)
     cuda, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = cuda.allow_tf32, cudnn.allow_tf32, cudnn.benchmark
@@ -196,8 +187,6 @@ def at_its_best(plan: FusionPlan, target: Target) -> Iterator[None]:
     Raises:
         ImportError: torch is not installed.
     """
-    import torch
-
     threads = torch.get_num_threads()
     torch.set_num_threads(threads if target.processors else target.threads)
     try:
@@ -226,7 +215,6 @@ def training_call(
         CannotRunError: the plan is another.
     """
     from fuseplan.measure.torch_eager import in_place
-    from fuseplan.measure.torch_functions import stage_of
 
     first, *rest = plain_layers(plan)
     if first.attributes.get("mode") != "spatial" or not first.attributes.get("saved", True):
@@ -243,8 +231,6 @@ def _forward(
     layer: Layer, stages: Sequence[Any], tensors: Tensors, compiler: Compiler | None
 ) -> Callable[[], Results]:
     """What a layer calls, and what comes behind it, in place where torch can; the running ones are copies."""
-    import torch
-
     names = [each.key for each in layer.step.results if each.updated]
     running = [tensors[key].clone() for key in names]
     how = True, layer.parameters.get("momentum", 0.0), layer.parameters["epsilon"]
@@ -269,10 +255,6 @@ def _forward(
 
 def _backward(layer: Layer, tensors: Tensors, compiler: Compiler | None) -> Callable[[], Results]:
     """Eager, the gradient of an activation reads a tensor that the forward pass left; compiled, made anew."""
-    import torch
-
-    from fuseplan.measure.torch_functions import BACKWARD
-
     keys, of = layer.keys, layer.attributes["activation"]
     has_relu, has_any = of.name == "relu", of.name != "identity"
     if has_any and not (has_relu if compiler else of.name in BACKWARD):

@@ -15,7 +15,7 @@ import onnx
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from fuseplan.errors import BuildError, installing
+from fuseplan.errors import BuildError
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.node import Node, told
 from fuseplan.graph.op import Tensor
@@ -162,7 +162,7 @@ def session_of(model: Any, threads: int, *, profiled: str = "") -> Any:
         BuildError: it is not installed.
     """
     if importlib.util.find_spec("onnxruntime") is None:
-        raise BuildError(f"onnxruntime is not installed: {installing('onnx', 'onnxruntime')}")
+        raise BuildError("onnxruntime is not installed: `pip install onnxruntime`")
     import onnxruntime
 
     if any(each.op_type == "Split" and "" in each.output for each in model.graph.node):  # 1.32 crashes

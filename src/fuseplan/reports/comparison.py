@@ -111,7 +111,7 @@ def compared(
     for step, made in session.steps(given):
         for name, value in made.items():
             errors[name] = distance(value, want[name]) if name in want else 0.0
-            allowed[name] = _allowed(value) if tolerance is None else tolerance
+            allowed[name] = allowed_error(value) if tolerance is None else tolerance
         if not made:
             continue
         over = [name for name in made if errors[name] > allowed[name]]
@@ -123,7 +123,7 @@ def compared(
     unmade = [value for value in outputs.values() if value not in errors and value in want]
     for name, value in session(given).items() if unmade else ():  # views, and values that are made in parts
         errors.setdefault(name, distance(value, want[name]))
-        allowed.setdefault(name, _allowed(value) if tolerance is None else tolerance)
+        allowed.setdefault(name, allowed_error(value) if tolerance is None else tolerance)
     ends = {name: (errors.get(value, 0.0), allowed.get(value, 0.0)) for name, value in outputs.items()}
     return Comparison(ends, tuple(rows), first)
 
@@ -138,7 +138,8 @@ def distance(got: Any, want: Any) -> float:
     return deviation(got.astype(np.float64), want.astype(np.float64))
 
 
-def _allowed(value: Any) -> float:
+def allowed_error(value: Any) -> float:
+    """The most that is right of a value that a model makes, by its dtype."""
     return ALLOWED.get(word_of(value.dtype), 0.0) if isinstance(value, np.ndarray) else 0.0
 
 

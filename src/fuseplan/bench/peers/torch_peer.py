@@ -11,7 +11,6 @@ from fuseplan.measure.clock import rotating
 from fuseplan.measure.data import is_training
 from fuseplan.measure.layers import CannotRunError, layers
 from fuseplan.measure.spaces import Tensors
-from fuseplan.measure.torch_eager import as_arrays, eager_calls
 from fuseplan.plans.plan import FusionPlan
 
 
@@ -45,6 +44,8 @@ class Torch(Peer):
 
     def prepare(self, plan: FusionPlan, copies: Sequence[Tensors]) -> Prepared:
         """Makes a module with the weights as its buffers; of a plan with training operators a function."""
+        from fuseplan.measure.torch_eager import as_arrays, eager_calls
+
         if self.threads is not None:
             only_in(("f32", "bf16", "f16"), plan, self.name)
             self._set_mode(plan)
@@ -58,6 +59,8 @@ class Torch(Peer):
 
     def prepare_backward(self, plan: FusionPlan, wrt: Sequence[str], tensors: Tensors) -> Prepared:
         """Through autograd."""
+        from fuseplan.measure.torch_eager import eager_calls
+
         if self.mode:
             raise CannotRunError(f"{self.name} is not measured with gradients of plans")
         held = {key: each.detach().requires_grad_(key in wrt) for key, each in tensors.items()}

@@ -65,10 +65,11 @@ class Direct(DirectKnobs):
 
     @classmethod
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
-        whole, kernel = kernel, largest(as_rows(kernel))
+        whole = as_rows(kernel)
+        kernel = largest(whole)
         conv, width = kernel.contraction, lanes(kernel, target)
         is_spread = whole.contraction.is_transposed
-        tiles = sorted(_tiles(kernel, target, is_spread), key=lambda tile: _waste(kernel, target, *tile))
+        tiles = sorted(_tiles(kernel, target, whole), key=lambda tile: _waste(kernel, target, *tile))
         tiles = [tile for tile in tiles if not is_spread or rows_fit(whole, tile[0])]
         for rows, vectors in tiles[:2]:
             panels = -(-conv.features_per_group // (vectors * width))
@@ -147,18 +148,18 @@ def _covering(kernel: Kernel, rows: int) -> Tiling:
     return tiling(staging.staged(kernel), rows, sheet(kernel))
 
 
-def _tiles(kernel: Kernel, target: Target, is_any: bool = False) -> Iterator[tuple[int, int]]:
+def _tiles(kernel: Kernel, target: Target, whole: Kernel) -> Iterator[tuple[int, int]]:
     """Tiles whose accumulators and row of weights fit the registers; LLVM wants an eighth to move in.
 
-    Of each width the larger half, or any.
+    Of each width the larger half, or any of a residue's. Features lie in dst as those of the whole kernel do.
     """
     conv = kernel.contraction
     width, positions = lanes(kernel, target), sheet(kernel)
-    most = positions if model.features_innermost(kernel) else min(positions, width)
+    most = positions if model.features_innermost(whole) else min(positions, width)
     counts = range(1, min(4, -(-conv.features_per_group // width)) + 1)
     for vectors in (2, 4) if kernel.parts else counts:
         top = min(most, 16, (target.vector_registers * 7 // 8 - vectors) // vectors)
-        for rows in range(1 if is_any else max(1, top // 2), top + 1):
+        for rows in range(1 if whole.contraction.is_transposed else max(1, top // 2), top + 1):
             yield rows, vectors
 
 
