@@ -93,7 +93,7 @@ def hide_by_masks(graph: fx.Graph) -> None:
         is_kept = node.target is aten.where.ScalarOther  # where the condition is true
         with _disable_current_modes():
             filling = constant(condition, known)
-            is_empty = filling is not None and bool((filling if is_kept else ~filling).all())
+            is_empty = filling is not None and bool((filling if is_kept else filling.logical_not()).all())
         made = None
         is_like = str(node.meta["val"].shape) == str(values.meta["val"].shape)
         with graph.inserting_before(node):
