@@ -162,9 +162,39 @@ def test_scores_that_are_filled_with_minus_infinity(
         torch.testing.assert_close(made, module(q, k, v, mask), equal_nan=True)
 
 
-def test_other_fills_stay() -> None:
-    """A query without a key has the mean of the values then."""
-    module = Filled(lambda scores, mask: scores.masked_fill(mask == 0, LEAST)).eval()
+LOWS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "the lowest number": lambda scores, mask: scores.masked_fill(mask == 0, LEAST),
+    "-1e9": lambda scores, mask: scores.masked_fill(mask == 0, -1e9),
+    "where": lambda scores, mask: torch.where(mask.bool(), scores, LEAST),
+    "where, turned": lambda scores, mask: torch.where(mask == 0, -1e9, scores),
+}
+
+
+@pytest.mark.parametrize("fill", LOWS)
+def test_scores_that_are_filled_with_low_numbers(fill: str) -> None:
+    """A query without a key has the mean of the values then, as far apart as its scores are."""
+    torch.manual_seed(0)
+    module = Filled(LOWS[fill]).eval()
+    q, k, v = (torch.randn(HEADS) * 100 for _ in range(3))
+    mask = torch.rand(2, 1, Q, Q).gt(0.4).int()
+    mask[0, 0, 1] = 0
+    with torch.no_grad():
+        fused = fuseplan.torch.fuse(module, q, k, v, mask)
+        (site,) = fused.report.sites
+        assert "attention(scale=0.25, bias_axes=bst" in str(site.plan)
+        torch.testing.assert_close(fused(q, k, v, mask), module(q, k, v, mask))
+        torch.testing.assert_close(fused(q, k, v, mask)[0, :, 1], v[0].mean(1))
+
+
+OTHER_FILLS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "a number that scores may have": lambda scores, mask: scores.masked_fill(mask == 0, -1e4),
+    "scores that are as low": lambda scores, mask: (scores + mask * LEAST).masked_fill(mask == 0, -1e9),
+}
+
+
+@pytest.mark.parametrize("fill", OTHER_FILLS)
+def test_other_fills_stay(fill: str) -> None:
+    module = Filled(OTHER_FILLS[fill]).eval()
     q, k, v = (torch.randn(HEADS) for _ in range(3))
     mask = torch.ones(Q, Q)
     mask[1] = 0

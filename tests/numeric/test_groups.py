@@ -88,6 +88,12 @@ def test_a_gpus_text_in_the_interpreter(plan: str, place: int) -> None:
     assert_interpreted(plan, candidates[place], slack=64)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("plan", ["f32[2x5x8x8] -> group_norm(1)", "f16[3x10x4x16] -> group_norm(2) -> silu"])
+def test_a_piece_that_lies_in_one_channel_has_that_channels_scale(plan: str) -> None:
+    """All pieces of a group stay in registers."""
+    assert_interpreted(plan, GpuReduction(1, 32, 1, 1, lanes=True, ahead=1), slack=64)
+
+
 @pytest.mark.parametrize("inputs", ["normal", "large mean", "large range"])
 @pytest.mark.parametrize("word", ["group_norm(4)", "instance_norm"])
 def test_errors_are_at_most_one_and_a_half_times_torchs(word: str, inputs: str) -> None:

@@ -98,3 +98,13 @@ def test_a_gpu_computes_each_sample(kind: type[Pool]) -> None:
 def test_a_gpu_reads_other_dtypes_and_operators(pool: str, dtype: str, layout: str) -> None:
     text = f"{dtype}[1x5x7x9, {layout}] -> bias -> sigmoid -> {pool} -> scale -> add -> relu"
     assert_interpreted(text, GpuDepthwise)
+
+
+@pytest.mark.parametrize("dtype", ["f8e4m3", "f8e5m2"])
+@pytest.mark.parametrize("pool", ["max_pool2d(3, stride=2, padding=1)", "avg_pool2d(3, padding=1)"])
+def test_padding_of_8_bits_is_no_zero_on_a_gpu(pool: str, dtype: str) -> None:
+    """Windows that reach into padding have a negative maximum; those of padding alone stay infinite."""
+    assert_interpreted(f"{dtype}[1x5x7x9, nhwc] -> {pool}", GpuDepthwise)
+    assert_interpreted(
+        f"{dtype}[1x3x5x7] -> max_pool2d(3, stride=1, padding=(1, 5)) -> sigmoid", GpuDepthwise
+    )

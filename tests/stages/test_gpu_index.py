@@ -112,6 +112,8 @@ def test_a_vector_of_one_element_stays_a_vector() -> None:
     assert (number("program", 1) * 16 + arange(1)).at(DOWN).text == "tl.arange(0, 1)[:, None]"
     assert offset(arange(4), ()).text == "tl.zeros_like(tl.arange(0, 4))"
     assert offset(number("row", 4), ()).text == "0"
+    far = offset(arange(4) + 8, ((3, 5), (8, 0)))  # all four are the second of three
+    assert (far.text, far.low, far.high) == ("tl.zeros_like(tl.arange(0, 4) + 8) + 5", 5, 5)
     assert (as_index(3).at(DOWN), X.at(ACROSS)) == (as_index(3), X)
 
 

@@ -13,6 +13,7 @@ from fuseplan.backends.triton import TRITON, assembler, compiler, repairs, sass
 from fuseplan.backends.triton.artifact import Artifact
 from fuseplan.backends.triton.template import GpuTemplate
 from fuseplan.backends.triton.templates.hopper import Hopper
+from fuseplan.backends.triton.templates.pointwise import GpuPointwise
 from fuseplan.backends.triton.templates.product import Product
 from fuseplan.backends.triton.toolchain import types_of
 from fuseplan.errors import BuildError, UnsoundCodeError
@@ -119,6 +120,29 @@ def test_what_triton_makes_overwrites_factors(monkeypatch: pytest.MonkeyPatch) -
     assert any(overwritten(*PROLOGUES[0])), (
         "where this version of Triton does not, `settled` has nothing to do"
     )
+
+
+def merged(monkeypatch: pytest.MonkeyPatch, *, repaired: bool) -> list[str]:
+    """Registers that a conversion to fp8 is merged with and that nothing was written to."""
+    if not repaired:
+        monkeypatch.setattr(repairs, "unmerged", lambda ptx: ptx)
+    (code,) = made(GpuPointwise, "f8e4m3[1x16] -> elementwise('where(index(n) >= index(c), x, 0.5)')", 1)
+    written, unknown = set[str](), list[str]()
+    for line in sass.listed(code.binary, compiler.PACKAGE).splitlines():
+        registers = re.findall(r"\bR(?:\d+|Z)\b", line)
+        if "MERGE_C" in line and registers[-1] not in {*written, "RZ"}:
+            unknown.append(registers[-1])
+        written |= set(registers[:1])
+    return unknown
+
+
+def test_pairs_of_fp8_are_merged_with_what_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert merged(monkeypatch, repaired=True) == []
+
+
+def test_what_ptxas_makes_of_pairs_that_are_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_right = assembler.assembler(compiler.PACKAGE).release >= (13, 0)
+    assert (merged(monkeypatch, repaired=False) == []) == is_right
 
 
 def test_a_kernel_that_no_repair_helps_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

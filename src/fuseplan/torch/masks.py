@@ -28,6 +28,15 @@ CAUSAL = {  # the place of the flag
 }
 SOFTMAX = (aten.softmax.int, aten._softmax.default, aten._safe_softmax.default)
 PRODUCTS = (aten.matmul.default, aten.bmm.default, aten.baddbmm.default)
+ADDING = (aten.add.Tensor, aten.baddbmm.default)
+# Where scores are filled: the places of the scores, the condition and the number among the arguments.
+FILLING = {
+    aten.masked_fill.Scalar: (0, 1, 2),
+    aten.where.ScalarSelf: (2, 0, 1),
+    aten.where.ScalarOther: (1, 0, 2),
+}
+LOW = -1e9
+LOWEST = -1e38  # it is finite in units of log2 too, and no score changes it
 SCALES = (aten.mul.Tensor, aten.div.Tensor)
 RESHAPES = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
 LARGEST = 2**26  # elements of a mask that is looked at
@@ -67,32 +76,51 @@ def number_of(node: fx.Node) -> float | None:
 
 
 def hide_by_masks(graph: fx.Graph) -> None:
-    """Writes what a softmax reads, filled with minus infinity, by a mask that is true where it is not.
+    """Writes scores that are filled in front of a softmax as scores with a mask, which attention has.
 
-    A constant mask that fills nothing is left out, whatever it would fill scores with.
+    before: `softmax(scores.masked_fill(hidden, filled))`
+    after: filled with minus infinity where a mask is not true; without it where a constant fills nothing;
+        `softmax(scores + where(hidden, LOWEST, 0))` for -1e9 and less, which no sum of scores comes near
+
+    A query that sees no key has the mean of the values by `LOWEST` too. Scores with another mask are left:
+    they may be as low.
     """
     known: dict[fx.Node, torch.Tensor | None] = {}
     for node in (each for each in graph.nodes if any(user.target in SOFTMAX for user in each.users)):
-        if node.target is aten.masked_fill.Scalar:
-            values, condition, filled = node.args
-        elif node.target is aten.where.ScalarSelf:
-            condition, filled, values = node.args
-        else:
+        if node.target not in FILLING:
             continue
+        values, condition, filled = (node.args[place] for place in FILLING[node.target])
+        is_kept = node.target is aten.where.ScalarOther  # where the condition is true
         with _disable_current_modes():
             filling = constant(condition, known)
-            is_empty = filling is not None and not filling.any()
+            is_empty = filling is not None and bool((filling if is_kept else filling.logical_not()).all())
         made = None
         is_like = str(node.meta["val"].shape) == str(values.meta["val"].shape)
-        if is_empty and is_like:
-            made = values
-        elif filled == -inf:
-            with graph.inserting_before(node):
+        with graph.inserting_before(node):
+            if is_empty and is_like:
+                made = values
+            elif filled == -inf and not is_kept:
                 seen = added(graph, aten.logical_not.default, condition)
                 made = added(graph, aten.where.ScalarOther, seen, values, filled)
+            elif -inf < filled <= LOW and is_like and _is_bare(values):
+                made = _lowered(graph, values, condition, (0.0, LOWEST) if is_kept else (LOWEST, 0.0))
         if made is not None:
             node.replace_all_uses_with(made)
             graph.erase_node(node)
+
+
+def _is_bare(scores: fx.Node) -> bool:
+    """Whether a value is a product of stacks that is only scaled and viewed."""
+    steps = _steps(scores)
+    return bool(steps) and not any(each.target in ADDING for each in steps)
+
+
+def _lowered(graph: fx.Graph, scores: fx.Node, condition: fx.Node, numbers: tuple[float, float]) -> fx.Node:
+    """Scores with a mask, which is one of two numbers, by a condition."""
+    mask, dtype = added(graph, aten.where.Scalar, condition, *numbers), scores.meta["val"].dtype
+    if mask.meta["val"].dtype != dtype:
+        mask = added(graph, aten.to.dtype, mask, dtype)
+    return added(graph, aten.add.Tensor, scores, mask)
 
 
 def sum_masks(graph: fx.Graph) -> None:
@@ -104,8 +132,7 @@ def sum_masks(graph: fx.Graph) -> None:
     Scores in f16 are left: sums of the lowest number and another one are minus infinity there.
     """
     for steps in [_steps(each.args[0]) for each in graph.nodes if each.target in SOFTMAX]:
-        adding = (aten.add.Tensor, aten.baddbmm.default)
-        if not any(each.target in adding for each in steps[:-1] or steps):
+        if not any(each.target in ADDING for each in steps[:-1] or steps):
             continue
         with graph.inserting_before(steps[-1]):
             made = _summed(graph, steps)

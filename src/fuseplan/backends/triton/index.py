@@ -321,7 +321,7 @@ def offset(index: Index, axes: Sequence[Axis]) -> Index:
     places = digits(index, [extent for extent, _ in axes])
     found = total(place * stride for place, (_, stride) in zip(places, axes, strict=True))
     if index.is_vector and not found.is_vector:  # one element, as often as the vector has it
-        return Index(f"tl.zeros_like({index})", 0, 0, is_vector=True)
+        return Index(f"tl.zeros_like({index})", 0, 0, is_vector=True) + found
     return found
 
 

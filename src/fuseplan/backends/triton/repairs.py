@@ -1,4 +1,4 @@
-"""Errors of Triton and of ptxas in kernels for sm_90: each is found in PTX or cubin, and repaired in PTX.
+"""Errors of Triton and of ptxas: each is found in PTX or cubin, and repaired in PTX.
 
 Each repair names the case that showed the error. `compiler` refuses a kernel that no repair helps.
 """
@@ -6,6 +6,7 @@ Each repair names the case that showed the error. `compiler` refuses a kernel th
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 
 from fuseplan.backends.triton import sass
@@ -25,6 +26,7 @@ FROM_REGISTERS = re.compile(r"wgmma\.mma_async[^{]*\{[^}]*\}, *\{")
 WAIT = re.compile(r"(wgmma\.wait_group\.sync\.aligned) \d+")
 BLOCK_END = re.compile(r"(@!?%\w+\s+)?bra\b|\$\w+:")
 COPIED = re.compile(r"cp\.async\.wait_(group|all)\b")
+TO_FP8 = re.compile(r"(cvt\.rn\.satfinite\.e\dm\dx2\.f32)\s+(%rs\d+), *(%r\d+), *(%r\d+);")
 FENCE = "fence.proxy.async.shared::cta;"
 
 
@@ -52,6 +54,28 @@ def fenced(ptx: str) -> str:
             is_fenced = True
         lines.append(line)
     return "\n".join(lines)
+
+
+def unmerged(ptx: str) -> str:
+    """PTX in which a pair of fp8 numbers that is used more than once passes through 32 bits.
+
+    ptxas 12.8 and 12.9 merge the conversion of a pair with the conversion of the pair that is packed below
+    it. One that is packed twice they drop in one place, and half of the word is what a register happened to
+    hold. `f8e4m3[1x16] -> elementwise('where(index(n) >= index(), x, 0.5)')` showed it on an H200; 13.0 is
+    right.
+    """
+    times = Counter(re.findall(r"%rs\d+", ptx)) if TO_FP8.search(ptx) else Counter[str]()
+
+    def apart(found: re.Match[str]) -> str:
+        convert, pair, *numbers = found.groups()
+        if times[pair] <= 2:  # where it is made, and one use
+            return found[0]
+        return (
+            f"{{ .reg .b16 pair; .reg .b32 word; {convert} pair, {', '.join(numbers)};"
+            f" cvt.u32.u16 word, pair; cvt.u16.u32 {pair}, word; }}"
+        )
+
+    return TO_FP8.sub(apart, ptx)
 
 
 def overwrites_factors(ptx: str, cubin: bytes, package: Path) -> bool:

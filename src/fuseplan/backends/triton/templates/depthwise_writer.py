@@ -14,6 +14,7 @@ from fuseplan.backends.triton.shell import Writer, of_launch, programs_of
 from fuseplan.backends.triton.storage import named
 from fuseplan.kernels.emit import Slot
 from fuseplan.kernels.kernel import Kernel
+from fuseplan.language.dtypes import FP8
 from fuseplan.system.locks import cached_property
 
 HELD_WEIGHTS = 72  # of a thread are kept in registers; more are loaded where they are used
@@ -74,6 +75,8 @@ class DepthwiseWriter(Writer):
         self.compute = named(kernel.compute_dtype)
         self.pool = contraction.pool
         self.fill = repr(contraction.fill) if isfinite(contraction.fill) else f'float("{contraction.fill}")'
+        # Elements of fp8 are loaded as their bits, which have no infinity in e4m3.
+        self.absent = "0.0" if kernel.src.dtype in FP8 else self.fill
         self.masks: dict[Mask, Mask] = {}  # by what they say: their names
         self.counts: dict[tuple[int, int], Index] = {}  # of taps, by axis and place: their names
         self.table = table(self.text, "tl", kernel.dst.dtype, kernel.compute_dtype)
@@ -186,7 +189,7 @@ class DepthwiseWriter(Writer):
             column = at - self.low[2]
             mask = self._named("exists", outside & self._inside(2, column))
             element = self.src_first + (plane * depth + line * height + column * width)
-            x = self.text.let("x", f"tl.load({Index('src') + element}{mask.guard(self.fill)})")
+            x = self.text.let("x", f"tl.load({Index('src') + element}{mask.guard(self.absent)})")
             found.append(_Loaded(at, x, element, mask))
         return found
 
@@ -242,7 +245,8 @@ class DepthwiseWriter(Writer):
         """The prologue's result; padding is what it is after it, whatever it makes of zero."""
         x = self.prologue.widened(loaded.name, self.kernel.src.dtype)
         if not self.kernel.prologue:
-            return x
+            is_whole = self.absent == self.fill or not loaded.mask
+            return x if is_whole else self.text.let("x", f"tl.where({loaded.mask}, {x}, {self.fill})")
         inside = (
             f"{loaded.element} - {self.src_image}" if self.src_image.constant != 0 else f"{loaded.element}"
         )
