@@ -155,7 +155,7 @@ class Drawn(nn.Module):  # type: ignore[misc]
                 step = rng.choice(KINDS)(rng, values[places[0]])
                 with torch.no_grad():
                     made = called(step, values, places)
-            except (RuntimeError, IndexError, ValueError, TypeError):  # it does not take such values
+            except (RuntimeError, IndexError, ValueError, TypeError, UserWarning):  # it takes no such values
                 continue
             if 0 < made.numel() <= MOST and bool((abs(made.double()) < 100).all()):
                 values.append(made)

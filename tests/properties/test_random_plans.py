@@ -65,6 +65,7 @@ FOUND_ON_GPUS = (
     "bf16[16x7x5] -> dropout(0.25, seed=3) -> batch_norm_training",
     "bf16[5x4x4x3, nhwc] -> batch_norm_backward(gelu) -> cast(f8e5m2)",
     "f64[2x4x6] -> mul -> group_norm_backward(2)",
+    "f32[*x1x1, ncw] -> mul_along((0,)) -> batch_norm(per_activation)",
     "f64[70x70, strides=1:70] -> dropout(0.25, seed=3) -> batch_norm_backward(abs, mode=per_activation)",
 )
 

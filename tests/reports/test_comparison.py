@@ -17,7 +17,7 @@ import fuseplan.onnx
 from fuseplan.cli.commands import fuseplan as command
 from fuseplan.graph.place import Launch
 from fuseplan.graph.session import Session
-from fuseplan.reports.comparison import distance
+from fuseplan.reports.comparison import ALLOWED, distance
 from onnx_models import cnn, model
 
 IMAGE = {"x": np.random.default_rng(0).standard_normal((1, 3, 32, 32), np.float32)}
@@ -105,6 +105,20 @@ def test_what_another_library_casts_is_read_in_float64_too() -> None:
         each.type.tensor_type.elem_type = TensorProto.FLOAT16
     given = {"x": np.random.default_rng(0).standard_normal((3, 7)).astype(np.float16)}
     assert fuseplan.onnx.load(proto, threads=1).compare(given).is_right
+
+
+def test_a_step_of_i8_is_no_wrong_result() -> None:
+    """A third of 7.5 is 2.5 in f32, and more in float64: 2 or 3 of the largest, 100."""
+    nodes = [
+        helper.make_node("Mul", ["x", "third"], ["m"]),
+        helper.make_node("QuantizeLinear", ["m", "s", "z"], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["y"]),
+    ]
+    stored = {"third": np.full(1, 1 / 3, np.float32), "s": np.float32(1), "z": np.int8(0)}
+    proto = model(nodes, {"x": [1, 2]}, ["y"], {name: np.asarray(each) for name, each in stored.items()})
+    found = fuseplan.onnx.load(proto, threads=1).compare({"x": np.array([[7.5, 300]], np.float32)})
+    assert found.outputs["y"] == (0.01, ALLOWED["i8"])
+    assert (found.is_right, found.first) == (True, None)
 
 
 def test_distances() -> None:

@@ -29,13 +29,8 @@ from fuseplan.system import limits
 
 OPSETS = (13, 24)  # the versions of ONNX's own operators that the table is written for
 RANDOM = (
-    "RandomNormal",
-    "RandomNormalLike",
-    "RandomUniform",
-    "RandomUniformLike",
-    "Multinomial",
-    "Bernoulli",
-)
+    "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli",
+)  # fmt: skip
 OWN = ("", "ai.onnx")
 TRACE = "pkg.torch.onnx.stack_trace"  # PyTorch's exporter keeps the lines of source here
 SHAPES = ("Shape", "Size")

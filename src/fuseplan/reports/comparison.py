@@ -22,7 +22,8 @@ from fuseplan.measure.spaces import empty
 from fuseplan.reports.books import named
 from fuseplan.reports.report import Printed
 
-ALLOWED = {"f64": 1e-9, "f32": 1e-3, "f16": 2e-2, "bf16": 1e-1}  # of a value's largest element
+# Of a value's largest element; a number that lies between two of i8 is rounded to either.
+ALLOWED = {"f64": 1e-9, "f32": 1e-3, "f16": 2e-2, "bf16": 1e-1, "i8": 2e-2, "u8": 2e-2}
 
 
 @dataclass(frozen=True)
@@ -99,9 +100,11 @@ def compared(
         given: the inputs by name.
         run: what evaluates other libraries' operators of `exact`.
         outputs: the value of each of the model's outputs, by the output's name.
-        tolerance: the most that a value may be away; by its dtype unless given.
+        tolerance: the most that a value may be away; by its dtype unless given, and some steps of i8 in a
+            model that quantizes.
     """
     kept = [name for name in exact.types if name not in exact.inputs and name not in exact.constants]
+    least = ALLOWED["i8"] if any(exact.types[name].dtype in ("i8", "u8") for name in kept) else 0.0
     want = Graph(exact.inputs, exact.nodes, kept, exact.constants).evaluate(given, run)
     want |= {name: np.asarray(each) for name, each in given.items()} | exact.constants
     errors: dict[str, float] = {}
@@ -111,7 +114,7 @@ def compared(
     for step, made in session.steps(given):
         for name, value in made.items():
             errors[name] = distance(value, want[name]) if name in want else 0.0
-            allowed[name] = allowed_error(value) if tolerance is None else tolerance
+            allowed[name] = max(allowed_error(value), least) if tolerance is None else tolerance
         if not made:
             continue
         over = [name for name in made if errors[name] > allowed[name]]
@@ -123,7 +126,7 @@ def compared(
     unmade = [value for value in outputs.values() if value not in errors and value in want]
     for name, value in session(given).items() if unmade else ():  # views, and values that are made in parts
         errors.setdefault(name, distance(value, want[name]))
-        allowed.setdefault(name, allowed_error(value) if tolerance is None else tolerance)
+        allowed.setdefault(name, max(allowed_error(value), least) if tolerance is None else tolerance)
     ends = {name: (errors.get(value, 0.0), allowed.get(value, 0.0)) for name, value in outputs.items()}
     return Comparison(ends, tuple(rows), first)
 
