@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from fuseplan.compile import compile as compile_plan
 from fuseplan.errors import ArgumentError, PlanError, Unsupported
 from fuseplan.execution.stages import decide
+from fuseplan.kernels.centre import Reduction
 from fuseplan.kernels.lower import lower
 from fuseplan.kernels.match import match
 from fuseplan.language.extents import OPEN
@@ -122,6 +123,8 @@ def test_what_needs_a_number_is_refused_with_the_plan(text: str, operator: int |
         ("f32[4x*x6, sbc of bsc] -> linear(5)", None),
         ("f32[*x*] -> relu", None),
         ("f32[*x*x5x5] -> relu -> softmax(2)", 1),
+        ("f32[*x5x*x3, nhwc] -> cumsum(-3)", 0),
+        ("f32[*x5x*x3, nhwc] -> relu -> softmax(-3)", 1),
     ],
 )
 def test_a_kernel_has_one_open_extent_in_all_tensors(text: str, operator: int | None) -> None:
@@ -129,6 +132,14 @@ def test_a_kernel_has_one_open_extent_in_all_tensors(text: str, operator: int | 
         compile_plan(text)
     assert [each.operator for each in refused.value.refusals] == [operator]
     assert text in str(refused.value)
+
+
+@pytest.mark.parametrize("text", ["f32[*x5x*x3, nhwc] -> softmax(1)", "f32[*x*x5x3] -> softmax(-2)"])
+def test_an_axis_is_the_same_one_where_open_axes_are_one(text: str) -> None:
+    """Axes that lie in front of an open one keep their number, and others are counted from the end."""
+    centre = lower(match(FusionPlan.parse(text))).centre
+    assert isinstance(centre, Reduction)
+    assert centre.over == (1,)
 
 
 def test_extents_are_not_in_the_kernels_text() -> None:

@@ -77,9 +77,9 @@ def _claims(plan: FusionPlan) -> Iterator[Claim]:
     got = f"{plan.src}: another axis than c comes before the open ones, or c is open"
     yield claim(is_first, Reason.OPEN_AXES, got=got)
     for step, one in zip(plan, merged, strict=True):
-        first, *more = step.src.open_axes
-        same = {axis - len(more) * (axis > first) for axis in _summed(step)}
-        got = f"{step.title} counts its axes from the first one: count them from the end"
+        _, *more = step.src.open_axes
+        same = {axis - sum(each < axis for each in more) for axis in _summed(step)}
+        got = f"{step.title} numbers its axes past open ones: count them from the other end"
         yield claim(same == _summed(one), Reason.OPEN_AXES, got=got, operator=step.index)
         for mine, other in zip(_shapes(step), _shapes(one), strict=True):
             got = f"{step.title} has a tensor of {'x'.join(map(str, mine))}"

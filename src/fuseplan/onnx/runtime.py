@@ -273,19 +273,19 @@ def _model_of(
 ) -> tuple[Any, list[str]]:
     """A model of some nodes, and its inputs; constants are initializers."""
     inputs = [name for name in reads if name not in graph.constants]
-    stored = [
-        numpy_helper.from_array(graph.constants[name], name) for name in reads if name in graph.constants
-    ]
-    values = [_told(name, graph.types[name]) for name in inputs]
+    constants = (name for name in reads if name in graph.constants)
+    stored = [numpy_helper.from_array(graph.constants[name], name) for name in constants]
+    types, protos = {name: graph.types[name] for name in inputs}, [*map(proto_of_node, nodes)]
+    return _part(model, protos, types, writes, *stored), inputs
+
+
+def _part(model: Any, nodes: list[Any], given: Mapping[str, Any], writes: Sequence[str], *stored: Any) -> Any:
+    """A model of some nodes, on these values or values of these types."""
+    types = {name: proto_of_type(made) for name, made in types_of(given).items()}
+    values = [onnx.ValueInfoProto(name=name, type=made) for name, made in types.items()]
     results = [onnx.ValueInfoProto(name=name) for name in writes]
-    made = helper.make_graph([proto_of_node(node) for node in nodes], "left", values, results, stored)
-    opsets = list(model.opset_import)
-    return helper.make_model(made, opset_imports=opsets, ir_version=model.ir_version), inputs
-
-
-def _told(name: str, made: Type) -> Any:
-    found = proto_of_type(made)
-    return onnx.ValueInfoProto(name=name) if found is None else helper.make_value_info(name, found)
+    made = helper.make_graph(nodes, "part", values, results, stored)
+    return helper.make_model(made, opset_imports=list(model.opset_import), ir_version=model.ir_version)
 
 
 def computed(model: Any, node: Any, given: Sequence[Tensor], is_view: bool) -> list[Any] | None:
@@ -314,11 +314,7 @@ def types_told(model: Any, node: Any, given: Mapping[str, Type]) -> tuple[Type, 
 
 
 def _single(model: Any, node: Any, values: Mapping[str, Any]) -> Any:
-    """A model of one node on these values, or on values of these types."""
-    inputs = [_told(name, made) for name, made in types_of(values).items()]
-    results = [onnx.ValueInfoProto(name=name) for name in node.output if name]
-    graph = helper.make_graph([node], "single", inputs, results)
-    return helper.make_model(graph, opset_imports=list(model.opset_import), ir_version=model.ir_version)
+    return _part(model, [node], values, [*filter(None, node.output)])
 
 
 def _by_reference(single: Any, values: Mapping[str, Any]) -> list[Any]:

@@ -259,8 +259,8 @@ class Spread(Elementwise):
         found, ahead = self.numbered(src), src.canonical_order[:1]
         is_known = set(found) <= set(range(src.rank)) and found == tuple(sorted(set(found)))
         if not is_known or not ({*ahead} <= {*found} or found == PER["activation"](src)):
-            got, want = f"{self.axes} of {src}", "in order, the first among them, or all but the first"
-            raise refused(self.name, "axes", "must be axes of src", got=got, want=want)
+            got, want = f"{self.axes} of {src}", "the outermost in memory among them, or all but the first"
+            raise refused(self.name, "axes", "must be in order, with the outermost", got=got, want=want)
         return super().output(src)
 
     @classmethod

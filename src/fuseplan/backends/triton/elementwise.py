@@ -364,7 +364,7 @@ class Elementwise:
         return _sum(blocks.places(operand, self._kernel.shape_of(operand)), place.element)
 
     def _load(self, pointer: str, at: str, mask: str) -> str:
-        masked = f", mask={mask}, other=0.0" if mask and at != "0" else ""  # one element takes no mask of many
+        masked = f", mask={mask}, other=0.0" if mask and at != "0" else ""  # one element takes no tile's
         return f"{self.namespace}.load({pointer} + {at}{masked})"
 
 

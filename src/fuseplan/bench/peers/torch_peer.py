@@ -32,7 +32,9 @@ class Torch(Peer):
         super().__init__(threads)
         import torch
 
-        self._torch = torch
+        from fuseplan.measure.torch_eager import as_arrays, eager_calls
+
+        self._torch, self._calls, self._arrays = torch, eager_calls, as_arrays
         if threads is not None:
             torch.set_num_threads(threads)
         torch.set_grad_enabled(False)  # for the process: entering a mode anew would be timed with every call
@@ -44,27 +46,23 @@ class Torch(Peer):
 
     def prepare(self, plan: FusionPlan, copies: Sequence[Tensors]) -> Prepared:
         """Makes a module with the weights as its buffers; of a plan with training operators a function."""
-        from fuseplan.measure.torch_eager import as_arrays, eager_calls
-
         if self.threads is not None:
             only_in(("f32", "bf16", "f16"), plan, self.name)
             self._set_mode(plan)
         layout = self.layout or ("" if self.threads is None else "nchw")
         compiler = self._compiler() if self.mode else None
-        calls = eager_calls(plan, copies, self.stages, layout=layout, compiler=compiler, peer=self.name)
+        calls = self._calls(plan, copies, self.stages, layout=layout, compiler=compiler, peer=self.name)
         call = rotating(calls) if len(calls) > 1 else calls[0]
         if self.threads is None:
             return Prepared(call, call)
-        return Prepared(call, lambda: as_arrays(calls[0]()))
+        return Prepared(call, lambda: self._arrays(calls[0]()))
 
     def prepare_backward(self, plan: FusionPlan, wrt: Sequence[str], tensors: Tensors) -> Prepared:
         """Through autograd."""
-        from fuseplan.measure.torch_eager import eager_calls
-
         if self.mode:
             raise CannotRunError(f"{self.name} is not measured with gradients of plans")
         held = {key: each.detach().requires_grad_(key in wrt) for key, each in tensors.items()}
-        call = eager_calls(plan, [held], self.stages, peer=self.name)[0]
+        call = self._calls(plan, [held], self.stages, peer=self.name)[0]
         with self._torch.enable_grad():
             return self._differentiated(call(), [held[name] for name in wrt], tensors["grad"])
 
