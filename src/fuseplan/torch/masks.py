@@ -182,28 +182,36 @@ def _summed(graph: fx.Graph, steps: tuple[fx.Node, ...]) -> fx.Node | None:
             mask = other if mask is None else added(graph, node.target, mask, other)
             continue
         if mask is not None and node.target in RESHAPES:
-            shape = _parted(mask.meta["val"].shape, before.meta["val"].shape, node)
-            if shape is None:
+            mask = _viewed(graph, mask, before.meta["val"].shape, node)
+            if mask is None:
                 return None
-            mask = added(graph, aten.reshape.default, mask, shape) if shape else mask
         elif mask is not None:
             mask = added(graph, node.target, mask, node.args[1])
         scores = added(graph, node.target, scores, node.args[1])
     return added(graph, aten.add.Tensor, scores, mask)
 
 
-def _parted(mask: torch.Size, scores: torch.Size, node: fx.Node) -> list[Any] | None:
-    """The shape of a mask where a view has scores (b * h, s, t) as (b, h, s, t); None for other views.
+def _viewed(graph: fx.Graph, mask: fx.Node, scores: torch.Size, node: fx.Node) -> fx.Node | None:
+    """The mask behind a view of the scores.
 
-    Nothing where the mask has one row of heads for all.
+    The view has scores (b * h, s, t) as (b, h, s, t), or parts windows (b * w, h, s, t) as (b, w, h, s, t), or
+    joins them again. None for other views, and for masks that such a view would part.
     """
-    made, told = node.meta["val"].shape, node.args[1]
-    if len(scores) != 3 or len(made) != 4 or str(scores[1:]) != str(made[2:]):
-        return None
-    if len(mask) < 3 or str(mask[0]) != str(scores[0]):
-        return []
-    ends = zip(mask[1:], told[2:], strict=True)
-    return [*told[:2], *(1 if isinstance(extent, int) and extent == 1 else each for extent, each in ends)]
+    made, shape = node.meta["val"].shape, mask.meta["val"].shape
+    ranks, are_windows = (len(scores), len(made)), all(type(each) is int for each in (*scores, *made))
+    if ranks == (3, 4) and str(scores[1:]) == str(made[2:]):
+        if len(shape) < 3 or str(shape[0]) != str(scores[0]):
+            return mask
+        ends = zip(shape[1:], node.args[1][2:], strict=True)
+        ones = (1 if isinstance(extent, int) and extent == 1 else each for extent, each in ends)
+        return added(graph, aten.reshape.default, mask, [*node.args[1][:2], *ones])
+    if ranks == (4, 5) and are_windows and scores[1:] == made[2:]:
+        return mask if len(shape) < 4 or shape[0] == 1 else None
+    if ranks == (5, 4) and are_windows and scores[2:] == made[1:]:
+        heads, is_one = shape[-3:], all(extent == 1 for extent in shape[:-3])
+        wide = mask if is_one else added(graph, aten.expand.default, mask, [*scores[:2], *heads])
+        return added(graph, aten.reshape.default, wide, [1 if is_one else made[0], *heads])
+    return None
 
 
 def fold_masks(given: fx.GraphModule) -> None:
