@@ -10,7 +10,6 @@ import operator
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 from math import inf, prod
-from typing import Any
 
 import torch
 from torch import fx, nn
@@ -96,23 +95,20 @@ def hide_by_masks(graph: fx.Graph) -> None:
             is_empty = filling is not None and bool((filling if is_kept else ~filling).all())
         made = None
         is_like = str(node.meta["val"].shape) == str(values.meta["val"].shape)
+        steps = [each.target for each in _steps(values)]
+        is_bare = bool(steps) and not {*steps} & {*ADDING}  # a product of stacks, scaled and viewed
+        is_low = isinstance(filled, int | float) and -inf < filled <= LOW
         with graph.inserting_before(node):
             if is_empty and is_like:
                 made = values
             elif filled == -inf and not is_kept:
                 seen = added(graph, aten.logical_not.default, condition)
                 made = added(graph, aten.where.ScalarOther, seen, values, filled)
-            elif -inf < filled <= LOW and is_like and _is_bare(values):
+            elif is_low and is_like and is_bare:
                 made = _lowered(graph, values, condition, (0.0, LOWEST) if is_kept else (LOWEST, 0.0))
         if made is not None:
             node.replace_all_uses_with(made)
             graph.erase_node(node)
-
-
-def _is_bare(scores: fx.Node) -> bool:
-    """Whether a value is a product of stacks that is only scaled and viewed."""
-    steps = _steps(scores)
-    return bool(steps) and not any(each.target in ADDING for each in steps)
 
 
 def _lowered(graph: fx.Graph, scores: fx.Node, condition: fx.Node, numbers: tuple[float, float]) -> fx.Node:
@@ -194,8 +190,8 @@ def _summed(graph: fx.Graph, steps: tuple[fx.Node, ...]) -> fx.Node | None:
 def _viewed(graph: fx.Graph, mask: fx.Node, scores: torch.Size, node: fx.Node) -> fx.Node | None:
     """The mask behind a view of the scores.
 
-    The view has scores (b * h, s, t) as (b, h, s, t), or parts windows (b * w, h, s, t) as (b, w, h, s, t), or
-    joins them again. None for other views, and for masks that such a view would part.
+    The view has scores (b * h, s, t) as (b, h, s, t), or parts windows (b * w, h, s, t) as (b, w, h, s, t),
+    or joins them again. None for other views, and for masks that such a view would part.
     """
     made, shape = node.meta["val"].shape, mask.meta["val"].shape
     ranks, are_windows = (len(scores), len(made)), all(type(each) is int for each in (*scores, *made))
