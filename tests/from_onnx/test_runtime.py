@@ -61,6 +61,22 @@ def test_a_run_judges_each_output_by_its_own_dtype(
         assert "onnxruntime is not installed: `pip install onnxruntime`" in told.stderr
 
 
+def test_the_types_of_onnx_runtimes_own_operators_are_known() -> None:
+    """ONNX does not define them, so ONNX Runtime tells the types: plans begin behind such an operator."""
+    nodes = [
+        helper.make_node("BiasGelu", ["x", "b"], ["g"], "gelu", domain="com.microsoft"),
+        helper.make_node("MatMul", ["g", "w"], ["m"], "product"),
+        helper.make_node("Relu", ["m"], ["y"], "relu"),
+    ]
+    proto = model(nodes, {"x": [3, 8]}, ["y"], {"b": weights(8), "w": weights(8, 4)})
+    proto.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    given = {"x": RNG.standard_normal((3, 8), np.float32)}
+    ours: OnnxModel = fuseplan.onnx.load(proto, threads=1)
+    np.testing.assert_allclose(ours.run(None, given)[0], ours.peer(given)()[0], rtol=1e-5, atol=1e-6)
+    assert [str(site.plan) for site in ours.report().sites] == ["f32[3x8] -> linear(4) -> relu"]
+    assert ours.report().launches.libraries == {"onnxruntime": 1}
+
+
 def test_an_operator_that_onnx_runtime_refuses_takes_no_neighbours_with_it() -> None:
     """ONNX Runtime runs what it takes, and the report tells its reason for the rest."""
     nodes = [

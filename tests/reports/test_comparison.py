@@ -11,13 +11,14 @@ import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner
+from onnx import TensorProto, helper
 
 import fuseplan.onnx
 from fuseplan.cli.commands import fuseplan as command
 from fuseplan.graph.place import Launch
 from fuseplan.graph.session import Session
 from fuseplan.reports.comparison import distance
-from onnx_models import cnn
+from onnx_models import cnn, model
 
 IMAGE = {"x": np.random.default_rng(0).standard_normal((1, 3, 32, 32), np.float32)}
 
@@ -87,6 +88,23 @@ def test_the_command(tmp_path: Path) -> None:
     bisected = CliRunner().invoke(command, [*arguments, "--bisect", "--json"])
     assert bisected.exit_code == 1
     assert "block.conv" in json.loads(bisected.output)["first"]["operators"]
+
+
+def test_what_another_library_casts_is_read_in_float64_too() -> None:
+    """Where takes its values in one dtype: exp's in float64, and what Cast made of f32."""
+    nodes = [
+        helper.make_node("Cast", ["x"], ["wide"], to=TensorProto.FLOAT),
+        helper.make_node("Abs", ["wide"], ["a"]),
+        helper.make_node("Cast", ["a"], ["half"], to=TensorProto.FLOAT16),
+        helper.make_node("Exp", ["x"], ["e"]),
+        helper.make_node("Greater", ["e", "half"], ["is_large"]),
+        helper.make_node("Where", ["is_large", "e", "half"], ["y"]),
+    ]
+    proto = model(nodes, {"x": [3, 7]}, ["y"], {})
+    for each in (*proto.graph.input, *proto.graph.output):
+        each.type.tensor_type.elem_type = TensorProto.FLOAT16
+    given = {"x": np.random.default_rng(0).standard_normal((3, 7)).astype(np.float16)}
+    assert fuseplan.onnx.load(proto, threads=1).compare(given).is_right
 
 
 def test_distances() -> None:

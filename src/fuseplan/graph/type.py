@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,6 +100,13 @@ class Type:
 def type_of(array: Any) -> Type:
     """The type of an array."""
     return Type(tuple(array.shape), word_of(array.dtype))
+
+
+def types_of(values: Mapping[str, Any]) -> dict[str, Type]:
+    """The types of values, of which types tell their own; `?` where a value is no array."""
+    found = {name: type_of(each) for name, each in values.items() if isinstance(each, np.ndarray)}
+    other = (each if isinstance(each, Type) else Type(None, "?") for each in values.values())
+    return dict(zip(values, other, strict=True)) | found
 
 
 def word_of(dtype: Any) -> str:

@@ -22,7 +22,7 @@ from fuseplan.graph.place import Call, place
 from fuseplan.graph.rules import Rule
 from fuseplan.graph.schedule import schedule
 from fuseplan.graph.session import Session
-from fuseplan.graph.type import Type, type_of
+from fuseplan.graph.type import Type, types_of
 from fuseplan.kernels.target import Target, parse_target
 from fuseplan.kernels.template import Accuracy
 from fuseplan.language.tensor import MAX_BYTES
@@ -184,7 +184,7 @@ class OnnxModel:
             BuildError: ONNX Runtime is not installed.
         """
         given = {name: _array(each) for name, each in input_feed.items()}
-        types = {name: _given_type(each) for name, each in given.items()}
+        types = types_of(given)
         _, found, cut = self._cut(types)
         seconds = seconds_of(whole(self._proto), found.protos, given, self._how.target.threads)
         told = report_of(place(cut, schedule(cut)), self._how.target)
@@ -276,10 +276,10 @@ class OnnxModel:
             want = self.inputs.get(name)
             if want and want.dtype != "?" and not isinstance(each, np.ndarray):
                 raise ArgumentError(f"the input {name!r} is {a_thing(each)}; want an array of {want}")
-        return given, {name: _given_type(each) for name, each in given.items()}
+        return given, types_of(given)
 
     def _checked(self, types: Mapping[str, Type]) -> dict[str, Type]:
-        types = {name: each if isinstance(each, Type) else _given_type(each) for name, each in types.items()}
+        types = types_of(types)
         listed = ", ".join(f"{name}: {made}" for name, made in self.inputs.items()) or "no inputs"
         for name in (*types, *self.inputs):
             if name not in self._known or name not in types:
@@ -319,10 +319,6 @@ def _is_of(shape: Sequence[int], dims: Sequence[int | str]) -> bool:
 def _array(value: Any) -> Any:
     is_tensor = hasattr(value, "dtype") and hasattr(value, "shape")
     return np.asarray(value) if is_tensor else value
-
-
-def _given_type(value: Any) -> Type:
-    return type_of(value) if isinstance(value, np.ndarray) else Type(None, "?")
 
 
 def load(

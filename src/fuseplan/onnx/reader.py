@@ -22,7 +22,7 @@ from fuseplan.graph.why import LeftError, Reason, Why
 from fuseplan.onnx.given import Given
 from fuseplan.onnx.protos import foreign, proto_of_type, read_inside, type_of_proto
 from fuseplan.onnx.rows import rounded_up
-from fuseplan.onnx.runtime import computed
+from fuseplan.onnx.runtime import computed, types_told
 from fuseplan.onnx.stored import array_of
 from fuseplan.onnx.table import OLDER, TABLE
 from fuseplan.system import limits
@@ -283,7 +283,8 @@ class _Reader:
         domain = "" if node.domain in OWN else node.domain
         version = self.opsets.get(domain, 1)
         if not defs.has(node.op_type, version, domain):
-            return unknown
+            named = zip(node.input, inputs, strict=False)
+            return types_told(self.model, node, {name: self.types[each] for name, each in named if name})
         types, data = {}, {}
         inside = inputs[len(node.input) :]  # inner graphs have no other names for them
         for name, renamed in zip((*node.input, *inside), inputs, strict=True):

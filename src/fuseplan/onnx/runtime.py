@@ -20,7 +20,7 @@ from fuseplan.graph.graph import Graph
 from fuseplan.graph.node import Node, told
 from fuseplan.graph.op import Tensor
 from fuseplan.graph.schedule import Unit, unit_of
-from fuseplan.graph.type import Type, type_of
+from fuseplan.graph.type import FLOATS, WORDS, Type, types_of, word_of
 from fuseplan.onnx.protos import proto_of_node, proto_of_type
 
 Run = Callable[[Sequence[Any]], Sequence[Any]]
@@ -184,7 +184,7 @@ def evaluator(model: Any) -> Callable[[Node, Sequence[Any]], Sequence[Any]]:
 
     def run(node: Node, given: Sequence[Any]) -> Sequence[Any]:
         values = {name: value for name, value in zip(node.inputs, given, strict=True) if name}
-        narrow = {name: _cast(value, np.float64, np.float32) for name, value in values.items()}
+        narrow = {name: _cast(value, ("f64",), np.float32) for name, value in values.items()}
         proto, problems = proto_of_node(node), list[str]()
         ways = (
             (RUNTIME, _by_runtime, values),
@@ -194,7 +194,7 @@ def evaluator(model: Any) -> Callable[[Node, Sequence[Any]], Sequence[Any]]:
         for name, way, taken in ways:
             try:
                 made = way(_single(model, proto, taken), taken)
-                return [_cast(each, np.float32, np.float64) for each in made]
+                return [_cast(each, FLOATS, np.float64) for each in made]
             except Exception as error:
                 problems.append(problem(name, error))
         raise BuildError("\n  ".join([f"nothing evaluates {told(node)}", *problems]))
@@ -202,9 +202,9 @@ def evaluator(model: Any) -> Callable[[Node, Sequence[Any]], Sequence[Any]]:
     return run
 
 
-def _cast(value: Any, given: Any, wanted: Any) -> Any:
+def _cast(value: Any, given: Sequence[str], wanted: Any) -> Any:
     """An array, in another dtype where it has one that is given."""
-    return value.astype(wanted) if isinstance(value, np.ndarray) and value.dtype == given else value
+    return value.astype(wanted) if isinstance(value, np.ndarray) and word_of(value.dtype) in given else value
 
 
 class _Runs:
@@ -301,12 +301,21 @@ def computed(model: Any, node: Any, given: Sequence[Tensor], is_view: bool) -> l
     return None
 
 
+def types_told(model: Any, node: Any, given: Mapping[str, Type]) -> tuple[Type, ...]:
+    """The types of a node's results as ONNX Runtime tells them, of operators that ONNX does not define."""
+    found: dict[str, Type] = {}
+    with contextlib.suppress(Exception):  # it is not installed, or does not take the node
+        for each in session_of(_single(model, node, given), 1).get_outputs():
+            name = each.type.removeprefix("tensor(").removesuffix(")")
+            dtype = WORDS.get({"float": "float32", "double": "float64"}.get(name, name), "?")
+            is_known = each.shape and all(isinstance(extent, int) for extent in each.shape)
+            found[each.name] = Type(tuple(each.shape) if is_known else None, dtype)
+    return tuple(found.get(name, Type(None, "?")) for name in node.output)
+
+
 def _single(model: Any, node: Any, values: Mapping[str, Any]) -> Any:
-    """A model of one node on these values."""
-    inputs = [
-        _told(name, type_of(value)) if isinstance(value, np.ndarray) else onnx.ValueInfoProto(name=name)
-        for name, value in values.items()
-    ]
+    """A model of one node on these values, or on values of these types."""
+    inputs = [_told(name, made) for name, made in types_of(values).items()]
     results = [onnx.ValueInfoProto(name=name) for name in node.output if name]
     graph = helper.make_graph([node], "single", inputs, results)
     return helper.make_model(graph, opset_imports=list(model.opset_import), ir_version=model.ir_version)
