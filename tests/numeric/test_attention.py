@@ -38,6 +38,7 @@ PLANS = (
     "f32[1x2x33x32, bhsd] -> attention(scale=-0.3, bias_axes=bhst)",
     "f32[2x6x5x33, bhsd] -> attention(key_heads=2, keys=70, score='x - index(h) * (index(t) - index(s))')",
     "f16[1x2x130x16, bhsd] -> attention(softcap=2.0, score='where(index(t) > 50, -inf, x * index(b))')",
+    "f16[1x2x130x16, bhsd] -> attention(keys=60, score='where(index(t) < 99, -index(t), x)')",
     "f32[2x4x37x16, bhsd] -> attention(key_heads=2, keys=70, offset=33, rotary=16)",
     "bf16[2x2x70x80, bshd of bhsd] -> attention(is_causal=True, rotary=24, interleaved=True)",
     "f16[1x8x1x64, bhsd] -> attention(key_heads=2, keys=300, offset=299, rotary=64, is_padded=True)",
