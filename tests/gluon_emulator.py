@@ -264,7 +264,7 @@ def _language() -> ModuleType:
     gl.__dict__.update(
         constexpr=int, int32=np.int32, int64=np.int64, uint32=np.uint32, umulhi=_upper,
         float32=np.float32, float16=np.float32, bfloat16=np.float32,
-        program_id=lambda axis: _program.index, static_range=range, where=_where, load=_load,
+        program_id=lambda axis: 0 if axis else _program.index, static_range=range, where=_where, load=_load,
         arange=lambda low, high, layout=None: np.arange(low, high).view(Tile),
         zeros=lambda shape, dtype, layout=None: np.zeros(shape, dtype).view(Tile),
         full=lambda shape, value, dtype, layout=None: np.full(shape, value, dtype).view(Tile),
@@ -282,7 +282,7 @@ def _language() -> ModuleType:
         NVMMASharedLayout=lambda *_: None, DotOperandLayout=lambda *_: None, erf=_erf,
         BlockedLayout=lambda *_: None, SwizzledSharedLayout=lambda *_: None,
         convert_layout=lambda value, layout, assert_trivial=False: value,
-        inline_asm_elementwise=_instruction, num_programs=lambda axis: _program.count,
+        inline_asm_elementwise=_instruction, num_programs=lambda axis: 1 if axis else _program.count,
         cast=lambda x, dtype: np.asarray(x).astype(dtype).view(Tile),
     )  # fmt: skip
     return gl

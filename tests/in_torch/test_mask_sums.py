@@ -74,6 +74,24 @@ def test_attention_with_several_masks_is_one_plan(
         torch.testing.assert_close(made, module(*tensors), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("images", [1, 2])
+def test_masks_of_windows(images: int) -> None:
+    """Swin's: all heads have a bias, and each window of an image has a mask."""
+
+    def windows(q: torch.Tensor, k: torch.Tensor, bias: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        scores = (q @ k.mT / 4 + bias).view(images, 2, 4, 5, 5)
+        return (scores + mask[None]).view(-1, 4, 5, 5)
+
+    tensors = given()
+    tensors = *(each.repeat(images, 1, 1, 1) for each in tensors[:3]), *tensors[3:]
+    module = Attention(windows).eval()
+    fused = fuseplan.torch.fuse(module, *tensors)
+    (site,) = fused.report.sites
+    assert "attention(scale=0.25, bias_axes=bhst" in site.plan
+    with torch.no_grad():
+        torch.testing.assert_close(fused(*tensors), module(*tensors), rtol=1e-5, atol=1e-6)
+
+
 def test_scores_that_are_doubled_stay() -> None:
     module = Attention(lambda q, k, bias, _: (scores := q @ k.mT + bias) + scores).eval()
     tensors = given()

@@ -51,3 +51,28 @@ def test_what_callers_can_tell_apart_stays_apart() -> None:
     assert (below < 0).all()
     views[0].zero_()
     torch.testing.assert_close(views[1], src.exp().T)
+
+
+class Biased(nn.Module):  # type: ignore[misc]
+    """A bias by places, as windows of attention have it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+        self.table = nn.Parameter(torch.randn(5, 16))
+
+    def forward(self, src: torch.Tensor) -> torch.Tensor:
+        return self.linear(src) + self.table[torch.arange(7) % 5]
+
+
+def test_operators_of_the_modules_own_tensors_are_folded() -> None:
+    module, src = Biased().eval(), torch.randn(7, 16)
+    whole = fused.fuse(module, src)
+    states = {row.kind: row.state for row in whole.report.operators}
+    assert {states[f"aten.{name}"] for name in ("arange.default", "remainder.Scalar", "index.Tensor")} == {
+        "folded"
+    }
+    assert (whole.report.launches.before, whole.report.launches.libraries) == (5, {})
+    with torch.no_grad():
+        module.table.add_(1)
+        torch.testing.assert_close(whole(src), module(src))

@@ -38,6 +38,7 @@ PLANS = (
     "f16[2x2x70x96, bhsd] -> attention(softcap=2.0, window=50, features=24) -> bias -> gelu",
     "bf16[1x2x130x16, bhsd] -> attention(keys=70, scale=-0.2)",
     "bf16[2x3x130x16, bhsd] -> attention(score='x - 0.1 * (index(h) + index(b)) * abs(index(t) - index(s))')",
+    "f16[1x2x200x64, bhsd] -> attention(keys=300, score='where(index(t) < 128, -inf, x)')",
     "f16[2x2x200x64, bhsd] -> attention(is_padded=True, return_lse=True)",
     "bf16[2x4x150x80, bshd of bhsd] -> attention(is_causal=True, key_heads=2, is_padded=True, bias_axes=hst)",
     "f16[2x2x140x128, bhsd] -> attention(mask_axes=bst)",

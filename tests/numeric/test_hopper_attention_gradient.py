@@ -32,6 +32,8 @@ PLANS = (
     "f16[1x2x200x64, bhsd] -> attention_gradient(softcap=2, window=150, features=24, by=%s) -> bias -> gelu",
     "bf16[1x2x130x16, bhsd] -> attention_gradient(keys=70, scale=-0.2, by=%s)",
     "bf16[2x4x130x16, bhsd] -> attention_gradient(key_heads=2, score='x * tanh(x + 0.1 * index(h))', by=%s)",
+    "f16[1x2x200x32, bhsd] -> attention_gradient(score='where(index(t) + index(s) < 400, x, -inf)', by=%s)",
+    "f16[1x2x200x32, bhsd] -> attention_gradient(score='where(index(h) < 1, x, 0.25)', by=%s)",
     "f16[2x2x200x64, bhsd] -> attention_gradient(is_padded=True, by=%s)",
     "bf16[2x4x150x80, bshd of bhsd] -> attention_gradient(is_causal=True, key_heads=2, is_padded=True,"
     " bias_axes=hst, by=%s)",

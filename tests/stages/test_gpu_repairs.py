@@ -83,6 +83,26 @@ def test_no_kernel_lacks_products(monkeypatch: pytest.MonkeyPatch) -> None:
         compiled_sizes()
 
 
+@pytest.mark.parametrize(
+    ("template", "plan"),
+    [
+        ("hopper_attention", "bf16[1x2x256x64, bhsd] -> attention(score='where(index(t) < 128, -inf, x)')"),
+        ("hopper_attention", "bf16[1x2x256x64, bhsd] -> attention(score='where(index(t) >= 128, 2, x)')"),
+        ("attention", "f16[1x2x256x64, bhsd] -> attention(score='where(index(h) < 5, -inf, x)')"),
+        (
+            "hopper_attention_gradient",
+            "f16[1x2x256x64, bhsd] -> attention_gradient(by=key, score='where(index(s) < 128, -inf, x)')",
+        ),
+    ],
+)
+def test_blocks_that_a_formula_hides_for_certain_keep_their_products(template: str, plan: str) -> None:
+    records = decide(plan, SM_90, template=template)
+    chosen = records.choice.template
+    assert isinstance(chosen, GpuTemplate)
+    types = types_of(records.source, records.kernel, chosen, SM_90)
+    assert compiler.compile_source(records.source, types, SM_90).binary
+
+
 PROLOGUES: list[tuple[type[GpuTemplate], str]] = [
     (Product, "f16[1000x768] -> relu -> matmul(1536) -> bias -> add -> relu"),
     (Product, "bf16[1000x256] -> relu -> matmul(1536) -> bias"),

@@ -35,6 +35,14 @@ def test_boxes_cover_dst_with_few(size: int, rows: int, box: tuple[int, ...]) ->
     assert prod(geometry.counts(best)) == prod(geometry.counts(box)) == 64 * size * size // rows
 
 
+@pytest.mark.parametrize("text", ["f16[7x1x3x8] -> matmul(33, batched=True)", "bf16[40x64] -> matmul(300)"])
+def test_each_group_of_a_shared_tile_has_rows(text: str) -> None:
+    """Products of a group without any are dropped, and the code fails its check."""
+    found = list(Hopper.candidates(lowered(text), TARGET, "default"))
+    assert found
+    assert not any(each.together and not each.swapped for each in found if isinstance(each, Hopper))
+
+
 def test_positions_that_lie_evenly_are_one_axis() -> None:
     even = Geometry(lowered("f16[2x16x6x6, strides=1152:1:192:32] -> conv2d(16, kernel=1)"))
     assert even.src_map((64,), 16).strides == (32, 1)

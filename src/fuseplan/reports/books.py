@@ -38,6 +38,7 @@ def books(
     numpy: int = 0,
     copies: Sequence[CopyRow] = (),
     views: Collection[str] = (),
+    kept: Collection[str] = (),
 ) -> Report:
     """The report on a cut graph, each of whose sites is one launch.
 
@@ -46,19 +47,21 @@ def books(
         numpy: how many operators NumPy runs.
         copies: values that are copied between steps.
         views: names of other libraries' operators that give the same elements, in no launch.
+        kept: names of those whose results are kept from one call to the next.
     """
     whole = origins(cut.graph)
     numbers = _numbers(cut)
     rows = [OperatorRow(*origin, "folded", (), (), 0, 0) for origin in cut.graph.folded]
     rows += [_row(cut, numbers, origin, nodes) for origin, nodes in whole.items()]
-    rows = [_viewed(row) if row.state == "left" and row.name in views else row for row in rows]
+    rows = [_still(row) if row.state == "left" and row.name in views else row for row in rows]
+    running = [row for row in rows if row.state in ("fused", "left")]
+    rows = [_still(row, "folded") if row.state == "left" and row.name in kept else row for row in rows]
     if len({row.name for row in rows}) != len(rows):
         raise AssertionError("an operator is in two rows of the report")
     moved = {row.name: row.moved for row in rows}
     sites = tuple(_site(cut, number, site, moved) for number, site in enumerate(cut.sites, 1))
     left = [row for row in rows if row.state == "left"]
     blamed = {origin.name: reason for origin, nodes in whole.items() if (reason := _reason(cut, nodes))}
-    running = [row for row in rows if row.state in ("fused", "left")]
     launches = Launches(len(running), len(sites), numpy, len(copies), dict(libraries))
     moved_after = sum(row.moved for row in left) + sum(each.moved for each in copies)
     return Report(
@@ -124,7 +127,7 @@ def _row(
     rest = [node for node in nodes if id(node) not in numbers]
     if not all(isinstance(node.op, VIEWS) for node in rest):
         raise AssertionError(f"{told(rest[0])} is in no row of the report")
-    return _viewed(row) if all(isinstance(node.op, VIEWS) for node in nodes) else row
+    return _still(row) if all(isinstance(node.op, VIEWS) for node in nodes) else row
 
 
 def _read(graph: Graph, origin: Origin, nodes: Sequence[Node]) -> tuple[str, ...]:
@@ -134,8 +137,8 @@ def _read(graph: Graph, origin: Origin, nodes: Sequence[Node]) -> tuple[str, ...
     return tuple(name for name in makers if name != origin.name)
 
 
-def _viewed(row: OperatorRow) -> OperatorRow:
-    return replace(row, state="view", moved=0, between=0, code="", got="")
+def _still(row: OperatorRow, state: str = "view") -> OperatorRow:
+    return replace(row, state=state, moved=0, between=0, code="", got="")
 
 
 def _site(cut: Cut, number: int, site: Site, moved: Mapping[str, int]) -> SiteRow:

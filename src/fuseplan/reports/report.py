@@ -35,8 +35,8 @@ class OperatorRow:
         name: its name in the model.
         kind: its kind there: `Conv`, `aten.relu.default`.
         line: the line of Python that wrote it; empty where the model does not tell.
-        state: `fused` (a plan's kernel computes it), `folded` (computed before the model runs, or taken
-            away), `view` (the same elements), or `left`.
+        state: `fused` (a plan's kernel computes it), `folded` (computed before the model runs, computed
+            once for all calls, or taken away), `view` (the same elements), or `left`.
         sites: numbers of the sites that compute it; several where it is several operators of plans.
         reads: names of the operators whose values it reads; of those that run.
         moved: bytes that it reads and writes by itself.

@@ -58,6 +58,11 @@ class Arenas:
         self._free: dict[int, list[_Arena]] = {}  # by stream
         self._kept: list[Values] = []  # of recorded calls
 
+    @property
+    def kept(self) -> set[str]:
+        """Torch's operators that read nothing but the module's tensors: calls keep what they make."""
+        return {node.name for node in self._lives.constant if isinstance(node.target, torch._ops.OpOverload)}
+
     def __call__(self, own: Tensors, others: Sequence[Any]) -> Any:
         """The graph's results; None where torch watches the call, or a tensor lies unlike the example's.
 

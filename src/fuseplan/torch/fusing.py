@@ -131,7 +131,8 @@ class Fused:
         if is_planned and is_measured and not self._is_differentiated:
             made = self._faster(made, inputs, example, **how)
         self.cut = made.cut
-        self.report: Report = replace(report_of(made, given.device), unkept=given.unkept)
+        kept = self._planned.kept if made.cut.sites and isinstance(self._planned, Arenas) else ()
+        self.report: Report = replace(report_of(made, given.device, kept), unkept=given.unkept)
         trace(lambda: self.report)
 
     def __call__(self, *inputs: Any, **kwargs: Any) -> Any:

@@ -10,7 +10,6 @@ import operator
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 from math import inf, prod
-from typing import Any
 
 import torch
 from torch import fx, nn
@@ -96,23 +95,20 @@ def hide_by_masks(graph: fx.Graph) -> None:
             is_empty = filling is not None and bool((filling if is_kept else filling.logical_not()).all())
         made = None
         is_like = str(node.meta["val"].shape) == str(values.meta["val"].shape)
+        steps = [each.target for each in _steps(values)]
+        is_bare = bool(steps) and not {*steps} & {*ADDING}  # a product of stacks, scaled and viewed
+        is_low = isinstance(filled, int | float) and -inf < filled <= LOW
         with graph.inserting_before(node):
             if is_empty and is_like:
                 made = values
             elif filled == -inf and not is_kept:
                 seen = added(graph, aten.logical_not.default, condition)
                 made = added(graph, aten.where.ScalarOther, seen, values, filled)
-            elif -inf < filled <= LOW and is_like and _is_bare(values):
+            elif is_low and is_like and is_bare:
                 made = _lowered(graph, values, condition, (0.0, LOWEST) if is_kept else (LOWEST, 0.0))
         if made is not None:
             node.replace_all_uses_with(made)
             graph.erase_node(node)
-
-
-def _is_bare(scores: fx.Node) -> bool:
-    """Whether a value is a product of stacks that is only scaled and viewed."""
-    steps = _steps(scores)
-    return bool(steps) and not any(each.target in ADDING for each in steps)
 
 
 def _lowered(graph: fx.Graph, scores: fx.Node, condition: fx.Node, numbers: tuple[float, float]) -> fx.Node:
@@ -182,28 +178,36 @@ def _summed(graph: fx.Graph, steps: tuple[fx.Node, ...]) -> fx.Node | None:
             mask = other if mask is None else added(graph, node.target, mask, other)
             continue
         if mask is not None and node.target in RESHAPES:
-            shape = _parted(mask.meta["val"].shape, before.meta["val"].shape, node)
-            if shape is None:
+            mask = _viewed(graph, mask, before.meta["val"].shape, node)
+            if mask is None:
                 return None
-            mask = added(graph, aten.reshape.default, mask, shape) if shape else mask
         elif mask is not None:
             mask = added(graph, node.target, mask, node.args[1])
         scores = added(graph, node.target, scores, node.args[1])
     return added(graph, aten.add.Tensor, scores, mask)
 
 
-def _parted(mask: torch.Size, scores: torch.Size, node: fx.Node) -> list[Any] | None:
-    """The shape of a mask where a view has scores (b * h, s, t) as (b, h, s, t); None for other views.
+def _viewed(graph: fx.Graph, mask: fx.Node, scores: torch.Size, node: fx.Node) -> fx.Node | None:
+    """The mask behind a view of the scores.
 
-    Nothing where the mask has one row of heads for all.
+    The view has scores (b * h, s, t) as (b, h, s, t), or parts windows (b * w, h, s, t) as (b, w, h, s, t),
+    or joins them again. None for other views, and for masks that such a view would part.
     """
-    made, told = node.meta["val"].shape, node.args[1]
-    if len(scores) != 3 or len(made) != 4 or str(scores[1:]) != str(made[2:]):
-        return None
-    if len(mask) < 3 or str(mask[0]) != str(scores[0]):
-        return []
-    ends = zip(mask[1:], told[2:], strict=True)
-    return [*told[:2], *(1 if isinstance(extent, int) and extent == 1 else each for extent, each in ends)]
+    made, shape = node.meta["val"].shape, mask.meta["val"].shape
+    ranks, are_windows = (len(scores), len(made)), all(type(each) is int for each in (*scores, *made))
+    if ranks == (3, 4) and str(scores[1:]) == str(made[2:]):
+        if len(shape) < 3 or str(shape[0]) != str(scores[0]):
+            return mask
+        ends = zip(shape[1:], node.args[1][2:], strict=True)
+        ones = (1 if isinstance(extent, int) and extent == 1 else each for extent, each in ends)
+        return added(graph, aten.reshape.default, mask, [*node.args[1][:2], *ones])
+    if ranks == (4, 5) and are_windows and scores[1:] == made[2:]:
+        return mask if len(shape) < 4 or shape[0] == 1 else None
+    if ranks == (5, 4) and are_windows and scores[2:] == made[1:]:
+        heads, is_one = shape[-3:], all(extent == 1 for extent in shape[:-3])
+        wide = mask if is_one else added(graph, aten.expand.default, mask, [*scores[:2], *heads])
+        return added(graph, aten.reshape.default, wide, [1 if is_one else made[0], *heads])
+    return None
 
 
 def fold_masks(given: fx.GraphModule) -> None:

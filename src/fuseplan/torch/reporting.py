@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 
 import torch
@@ -19,10 +19,10 @@ from fuseplan.torch.lying import first, is_copied, joined, laid_out
 from fuseplan.torch.operator import launched
 
 
-def report_of(fusion: Fusion, device: torch.device) -> Report:
-    """The report on a graph that runs on a device."""
+def report_of(fusion: Fusion, device: torch.device, kept: Collection[str] = ()) -> Report:
+    """The report on a graph that runs on a device; `kept` names operators whose results calls keep."""
     called = [node for node in fusion.module.graph.nodes if node.op == "call_function"]
-    own = {node.name for node in called if not _is_view(node)}
+    own = {node.name for node in called if not _is_view(node)} - {*kept}
     views = {node.name for node in fusion.given.nodes if _is_view(node)}
     copies = tuple(_copies(fusion.module.graph))
     target, _ = target_of(device)
@@ -33,7 +33,9 @@ def report_of(fusion: Fusion, device: torch.device) -> Report:
         if isinstance(node.op, VIEWS) and node.origin.name in own and id(node) not in inside
     }
     cut = replace(fusion.cut, left={**copying, **fusion.cut.left})
-    return books(cut, target, libraries={"torch": len(own)} if own else {}, copies=copies, views=views)
+    return books(
+        cut, target, libraries={"torch": len(own)} if own else {}, copies=copies, views=views, kept=kept
+    )
 
 
 def _is_view(node: fx.Node) -> bool:

@@ -16,8 +16,9 @@ from fuseplan.backends.cpu.ir import Index, Value
 from fuseplan.backends.cpu.loops import batches, pieces
 from fuseplan.backends.cpu.math_functions import exp_below
 from fuseplan.backends.cpu.model import itemsize
-from fuseplan.backends.cpu.templates.attention import Attention, AttentionWriter
+from fuseplan.backends.cpu.templates.attention import Attention
 from fuseplan.backends.cpu.templates.attention_tiles import Rows, Task
+from fuseplan.backends.cpu.templates.attention_writer import AttentionWriter
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.target import Target

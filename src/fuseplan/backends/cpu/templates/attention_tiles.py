@@ -123,7 +123,7 @@ class AttentionTiles:
             f"{role}_rows": self.block * per_element for role in ("bias", "mask") if role in self.beside
         }
         for role, rows in self.tensors.items():
-            if role not in sizes and self._is_copied(role):
+            if role not in sizes and self.is_copied(role):
                 sizes[role] = (knobs.keys + self.sums) * rows.size
         padded = {name: -(-size // LINE) * LINE for name, size in sizes.items()}
         total, rooms = sum(padded.values()), dict[str, Value]()
@@ -134,11 +134,13 @@ class AttentionTiles:
             start += size
         return rooms, total
 
-    def _is_copied(self, role: str) -> bool:
+    def is_copied(self, role: str) -> bool:
         """Whether a block of the tensor is widened, or its rows made dense, before it is multiplied."""
-        rows = self.tensors[role]
-        is_turned = role == "key" and self.made.rotary > 0
-        return rows.dtype != self.kernel.compute_dtype or rows.strides[-1] != 1 or is_turned
+        return self.tensors[role].dtype != self.kernel.compute_dtype or self.is_moved(role)
+
+    def is_moved(self, role: str) -> bool:
+        """Whether the elements of a row lie apart, or are turned."""
+        return self.tensors[role].strides[-1] != 1 or (role == "key" and self.made.rotary > 0)
 
     def room(self, name: str, index: Index = 0) -> Value:
         """The address of an element of a part of the workspace."""
@@ -291,7 +293,7 @@ class AttentionTiles:
         n, h, t, step = tensor.strides
         kind, size = storage.element_type(tensor.dtype), tensor.size
         begin = b.at(tensor.pointer, task.batch * n + head * h + first * t, kind)
-        if not self._is_copied(role):
+        if not self.is_copied(role):
             return begin, t, False
         with b.loop(0, count, name="row") as row:
             source = b.at(begin, row * t, kind)

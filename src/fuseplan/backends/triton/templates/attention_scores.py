@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
+from itertools import product
 from math import log, log2
+
+import numpy as np
 
 from fuseplan.backends.attending import Heads
 from fuseplan.backends.triton import dialect
@@ -31,7 +34,8 @@ from fuseplan.backends.triton.shell import Writer
 from fuseplan.kernels.emit import Slot
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.language.dtypes import dtype_of
-from fuseplan.scalar import fold
+from fuseplan.scalar import NUMPY, fold
+from fuseplan.system.locks import cached_property
 
 LOG2_E = log2(2.718281828459045)
 NOTHING = 'float("-inf")'
@@ -139,11 +143,28 @@ class Scores(Writer):
     def known(self, head: Index, other: Index) -> Mapping[str, str]:
         """The leaves of the formula of a block's scores, by name."""
         places, known = self.axes_at(head, other), {"x": "scores"}
+        # Of blocks that a formula hides ptxas drops the products, which cannot be told from those that it
+        # drops in error. So places have a 0 that no compiler knows: the last axis has one program.
+        ns = self.namespace
+        zero = f" + {ns}.num_programs(2) - {ns}.program_id(2) - 1" if self.hides else ""
         for axis in self.made.places:
             # Functions of Gluon take tensors alone, and image and head are of none.
             spread = f" + 0 * {self.query.at(DOWN).atom}" if axis in "bh" else ""
-            known[f"index({axis})"] = f"({places[axis].atom}{spread})"
+            known[f"index({axis})"] = f"({places[axis].atom}{spread}{zero})"
         return known
+
+    @cached_property
+    def hides(self) -> bool:
+        """Whether the formula hides a block's corners from the corners of all rows, so that x is not read."""
+        made, across = self.made, "s" if self.heads.by == "key" else "t"
+        first = np.arange(0.0, self.heads.others, self.keys)
+        last = np.minimum(first + self.keys, self.heads.others) - 1
+        ends = ((first, last) if axis == across else (0.0, end - 1.0) for axis, end in made.extents.items())
+        seen = np.zeros(len(first), bool)
+        for corner in product(*ends):
+            known = {f"index({axis})": np.asarray(at) for axis, at in zip("bhst", corner, strict=True)}
+            seen |= np.isnan(fold(made.score, {**known, "x": np.asarray(np.nan)}, NUMPY))
+        return bool(made.places) and not seen.all()
 
     def scale(self, known: Mapping[str, str]) -> None:
         """What stands between product and exponential, but for the bias; in units of log2."""

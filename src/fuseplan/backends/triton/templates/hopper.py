@@ -272,6 +272,8 @@ def _fits(tile: tuple[int, int], form: tuple[int, bool, int], swapped: bool) -> 
 def _variants(base: Knobs, geometry: Geometry, target: Target) -> Iterator[tuple[Knobs, float]]:
     """The choice, also in bands, and with the weight held."""
     schedule = Schedule(base, geometry)
+    if schedule.is_idle:
+        return
     if geometry.is_summed:
         # groups that take turns took 1.04 of the time and more; 256 x 192 spills where features are masked
         spills = schedule.is_crowded and base.groups == 2

@@ -144,6 +144,13 @@ class Schedule:
         """Bytes of one stage of the ring."""
         return self.src_bytes + (0 if self.knobs.resident else self.lines * self.weight_bytes)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether the last group has no rows or features in any tile: ptxas drops its products."""
+        sizes = zip(self.knobs.box, self.own, (axis.rows for axis in self.geometry.axes), strict=True)
+        tiles = *sizes, (self.made, self.own_columns, self.geometry.features)
+        return any(size - own >= extent for size, own, extent in tiles)
+
     @cached_property
     def extents(self) -> list[Index]:
         """Positions along each axis of the rows, in a launch. The cost model does not read them."""
