@@ -19,6 +19,7 @@ from fuseplan.loaded import load
 from fuseplan.measure.data import evaluated, random_arrays
 from fuseplan.measure.spaces import exact as wide
 from fuseplan.plans.plan import FusionPlan
+from numeric.conftest import Guarded
 
 POINTWISE = (
     "f32[*x33] -> relu",
@@ -136,6 +137,16 @@ def test_the_bits_are_those_of_the_plan_with_numbers(text: str) -> None:
         numbered = compile_plan(plan, threads=2, template=name)
         for got, want in zip(outputs(compiled(**arrays)), outputs(numbered(**arrays)), strict=True):
             np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_fewer_images_than_a_tile_has_are_all_that_is_written(rows: int, guarded: Guarded) -> None:
+    """Where each output of a transposed convolution is a residue of its own, positions are images."""
+    compiled = compile_plan("f32[*x2x1] -> conv_transpose1d(2, kernel=3) -> relu", template="direct")
+    plan, arrays = at(compiled, rows)
+    out = guarded(plan.output)
+    compiled(out=out, **arrays)
+    np.testing.assert_allclose(out, evaluated(plan, arrays)[0], atol=1e-5)
 
 
 @settings(max_examples=60)

@@ -138,7 +138,7 @@ class ResidueWriter(DirectWriter):
         return [first + distance for distance in distances]
 
     def _runs(self, tiles: Tiling, plane: Index, position: Index) -> Iterator[tuple[int, Index, int, int]]:
-        size, rows = self._dst.image, self.knobs.rows
+        size, rows = self._dst.image, tiles.rows
         if self.is_single:
             image = size * self.conv.features
             yield 0, plane * size + position * image + self._begin, rows, image

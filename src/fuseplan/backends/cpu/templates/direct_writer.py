@@ -256,7 +256,7 @@ class DirectWriter:
 
     def _runs(self, tiles: Tiling, plane: Index, position: Index) -> Iterator[tuple[int, Index, int, int]]:
         """The tile's positions in a plane of dst: each run's first, its place, the run's length and step."""
-        yield 0, plane * self.image + position, self.knobs.rows, 1
+        yield 0, plane * self.image + position, tiles.rows, 1
 
     def _store_features(
         self,
