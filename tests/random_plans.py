@@ -26,7 +26,8 @@ FORMULAS = (
     '"minimum(x, 1) - round(x)"',
 )  # fmt: skip
 MOST_ELEMENTS = 1 << 15
-OPENED, ENDED = 0.15, 0.1
+FEW = (1, 1, 1, 2, 3)  # where axes vanish
+OPENED, ENDED, SMALL = 0.25, 0.1, 0.25
 
 
 def drawn(seed: int, most: int = MOST_ELEMENTS) -> FusionPlan:
@@ -62,8 +63,9 @@ def _grown(rng: Rng, plan: FusionPlan, names: tuple[str, ...], most: int) -> Fus
 
 def _src(rng: Rng, most: int) -> str:
     rank = rng.choice((1, 2, 2, 3, 3, 4, 4, 4, 5))
+    extents = FEW if rng.random() < SMALL else EXTENTS
     while True:
-        shape = [rng.choice(EXTENTS) for _ in range(rank)]
+        shape = [rng.choice(extents) for _ in range(rank)]
         if TensorSpec(shape).size <= most:
             break
     dtype = rng.choice(FLOATS) if rng.random() < 0.85 else rng.choice((*STORED, "i64"))
