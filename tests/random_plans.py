@@ -63,9 +63,9 @@ def _grown(rng: Rng, plan: FusionPlan, names: tuple[str, ...], most: int) -> Fus
 
 def _src(rng: Rng, most: int) -> str:
     rank = rng.choice((1, 2, 2, 3, 3, 4, 4, 4, 5))
-    extents = FEW if rng.random() < SMALL else EXTENTS
+    sizes = FEW if rng.random() < SMALL else EXTENTS
     while True:
-        shape = [rng.choice(extents) for _ in range(rank)]
+        shape = [rng.choice(sizes) for _ in range(rank)]
         if TensorSpec(shape).size <= most:
             break
     dtype = rng.choice(FLOATS) if rng.random() < 0.85 else rng.choice((*STORED, "i64"))
