@@ -221,6 +221,8 @@ def test_a_problem_that_is_none() -> None:
     assert str(refused.value).count("CBAInferbfp16") == 1, "the names are told once"
     with pytest.raises(PlanError, match=r"Did you mean `CBAInfer`\?"):
         Problem("cbainfer", {}).plan()
+    with pytest.raises(PlanError, match="Leave out the quotes"):
+        Problem("CBAInfer -n 2 -c 8", {}).plan()
     with pytest.raises(PlanError, match="the only mode of CAInfer"):
         said("-F 4", "CAInfer")
     assert said("-F 5", "CAInfer") == said("", "CAInfer")

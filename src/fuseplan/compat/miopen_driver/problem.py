@@ -57,7 +57,7 @@ class Problem:
         raise PlanError(
             f"the driver has no problem {self.name!r}",
             want=" or ".join(letters.PROBLEMS),
-            remedy=near_miss(self.name, letters.PROBLEMS),
+            remedy="Leave out the quotes" if " " in self.name else near_miss(self.name, letters.PROBLEMS),
         )
 
     @property
