@@ -170,18 +170,29 @@ class ScanWriter:
             x = chosen_lanes(self.b, x, [lane < count for lane in range(self.lanes)])
         step = 1
         while step < self.lanes:
-            x, step = x + self._shifted(x, step), 2 * step
+            x, step = x + self._half(x, step), 2 * step
         last = 0 if self.scan.reverse else self.lanes - 1
         before = carry.get()
         carry.set(before + self.b.shuffle(x, x, [last] * self.lanes))
-        self._write(starts, before + (self._shifted(x, 1) if self.scan.exclusive else x), count)
+        total = before + x
+        self._write(starts, self._delayed(total, before) if self.scan.exclusive else total, count)
 
-    def _shifted(self, x: Value, step: int) -> Value:
-        """The lanes so many places on, zero where there are none."""
-        zero, numbers = self.b.number(0.0), range(self.lanes)
+    def _half(self, x: Value, step: int) -> Value:
+        """In one half of 2 * step lanes the sum of the other half, which comes first; zero in that half.
+
+        Shifts by `step` lanes would do, but LLVM makes `vexpand` of them: a scan took 3 times as long.
+        """
+        chosen = [2 * self.lanes - 1] * self.lanes
+        for first in range(0, self.lanes, 2 * step):
+            begin, end = (first, first + step) if self.scan.reverse else (first + step, first + step - 1)
+            chosen[begin : begin + step] = [end] * step
+        return self.b.shuffle(x, self.b.number(0.0), chosen)
+
+    def _delayed(self, total: Value, before: Value) -> Value:
+        """The sums in front of each lane."""
         if self.scan.reverse:
-            return self.b.shuffle(x, zero, [lane + step for lane in numbers])
-        return self.b.shuffle(zero, x, [self.lanes + lane - step for lane in numbers])
+            return self.b.shuffle(total, before, range(1, self.lanes + 1))
+        return self.b.shuffle(before, total, range(self.lanes - 1, 2 * self.lanes - 1))
 
     def _columns(self, starts: Sequence[Index], first: Index) -> None:
         """Lanes are neighbouring lines."""
