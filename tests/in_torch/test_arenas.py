@@ -4,16 +4,19 @@ import copy
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
+from torch.utils import _pytree as pytree
 
 import fuseplan.torch as fused
 from arena_modules import SHAPE, Joining, between, close, made
 from fuseplan.execution.run import BoundPlan
 from fuseplan.torch import arenas
 from fuseplan.torch.kernels import kernel_on
+from fuseplan.torch.lifetimes import function_of
 
 F = nn.functional
 
@@ -329,3 +332,48 @@ def test_launches_on_a_calls_tensors_are_bound(batch: int, monkeypatch: pytest.M
     for _ in range(2):
         given = [*map(torch.randn, shapes)]
         close((whole(*given),), (module(*given),))
+
+
+class Gated(nn.Module):  # type: ignore[misc]
+    """A factor of each row that a call computes: a kernel reads zeros behind them, to the end of a vector."""
+
+    def forward(self, src: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        return F.relu(between(src) * between(rows)[:, None])
+
+
+def test_operands_of_a_call_that_end_inside_of_a_vector_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes, module = ((30, 16), (30,)), Gated().eval()
+    whole = fused.fuse(module, *map(torch.randn, shapes))
+    with torch.inference_mode():
+        whole(*map(torch.randn, shapes))
+    monkeypatch.setattr(BoundPlan, "_checked", None)
+    for _ in range(2):
+        given = [*map(torch.randn, shapes)]
+        close((whole(*given),), (module(*given),))
+
+
+def test_functions_of_torchs_own_take_what_its_operators_take() -> None:
+    """Every name that is called by another way than the operator, with the arguments that graphs have."""
+    src, places, mask = (
+        torch.rand(4, 6),
+        torch.tensor([[0, 2], [1, 1], [0, 0], [3, 4]]),
+        torch.rand(4, 6) > 0.5,
+    )
+    given: dict[str, tuple[Any, ...]] = {
+        "unbind.int": (src, 1), "expand.default": (src, [3, -1, -1]), "repeat.default": (src, [2, 1]),
+        "roll.default": (src, [1, 2], [0, 1]), "gather.default": (src, 1, places),
+        "scatter.src": (src, 1, places, src), "topk.default": (src, 2, -1, True, True), "max.dim": (src, 1),
+        "amax.default": (src, [1], True), "sum.dim_IntList": (src, [1], True), "mean.dim": (src, [-1], True),
+        "masked_fill.Scalar": (src, mask, -1.0), "index_add.default": (src, 0, places[0], src[:2]),
+        "cos.default": (src,), "sin.default": (src,), "rsqrt.default": (src,), "pow.Tensor_Scalar": (src, 2),
+        "zeros_like.default": (src,), "logical_not.default": (mask,),
+    }  # fmt: skip
+    given |= dict.fromkeys((f"{name}.Scalar" for name in ("ge", "gt", "le", "lt", "eq", "ne")), (src, 0.5))
+    for name, args in given.items():
+        operator, overload = name.split(".")
+        target = getattr(getattr(torch.ops.aten, operator), overload)
+        node = fx.Graph().call_function(target)
+        kwargs = {"pin_memory": False} if operator == "zeros_like" else {}
+        function = function_of(node)
+        assert function is not target
+        close(*(pytree.tree_leaves(call(*args, **kwargs)) for call in (function, target)))

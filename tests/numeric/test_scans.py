@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,10 @@ from fuseplan.backends.cpu.templates.scan import Scan
 from fuseplan.backends.triton.templates.scan import GpuScan
 from fuseplan.compile import compile as compile_plan
 from fuseplan.errors import PlanError
+from fuseplan.execution.select import select
 from fuseplan.kernels.lower import lower
 from fuseplan.kernels.match import match
-from fuseplan.kernels.target import parse_target
+from fuseplan.kernels.target import KINDS, parse_target
 from fuseplan.measure.data import evaluated, random_arrays
 from fuseplan.messages.reasons import Reason
 from fuseplan.ops.activation import LeakyRelu, Relu, Tanh
@@ -35,6 +37,7 @@ LONG = (  # whole vectors and a rest, tiles that go on, lines side by side, more
     "f32[3x1031] -> cumsum",
     "f16[5x2100] -> bias -> cumsum(reverse=True) -> gelu",
     "f32[2x301x70] -> cumsum(1, exclusive=True)",
+    "f32[2x30x270] -> relu -> cumsum(1) -> add",
     "f64[67x33] -> cumsum(0) -> scale",
     "bf16[2x40x9x11, nhwc] -> relu -> cumsum(1) -> bias",
     "f32[2x40x9x11, nhwc] -> cumsum(2, reverse=True) -> add",
@@ -93,6 +96,23 @@ def test_gpu_kernels_beside_float64(plan: FusionPlan) -> None:
 def test_long_lines(text: str, width: int) -> None:
     plan = FusionPlan.parse(text)
     assert_close(forced(plan, Scan, narrowed(width)), random_arrays(plan, 5), slack=64)
+
+
+@pytest.mark.parametrize(
+    ("text", "threads", "vectors"),
+    [
+        ("f32[23x512x256] -> cumsum(1)", 2, 16),
+        ("f32[1x512x256] -> cumsum(1)", 2, 8),
+        ("f32[23x512x256] -> cumsum(1) -> gelu", 2, 4),
+    ],
+)
+def test_lines_side_by_side_are_many_unless_threads_or_functions_want_fewer(
+    text: str, threads: int, vectors: int
+) -> None:
+    kernel, target = lower(match(FusionPlan.parse(text))), replace(KINDS["cpu:avx512"], threads=threads)
+    best = select(kernel, target).template
+    assert isinstance(best, Scan)
+    assert best.vectors == vectors
 
 
 @pytest.mark.parametrize("text", LONG)

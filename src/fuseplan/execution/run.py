@@ -175,9 +175,9 @@ class BoundPlan:
         """Of operands that the last call read where they lay: the word, and what its address divides."""
         return {key: (each[0], ALIGNMENT if each[2] else 1) for key, each in self._passed.items()}
 
-    def word_of(self, key: str) -> int:
-        """The place of the word that has the address of an operand which lies as the kernel reads it."""
-        return self._runner.required("operand", key)
+    def word_of(self, key: str) -> tuple[int, Any]:
+        """The place of the word with the address of an operand as a kernel reads it, and its packing."""
+        return self._runner.required("operand", key), self._runner.operands[key]
 
     def __copy__(self) -> BoundPlan:
         return self  # nothing of it changes
@@ -342,9 +342,9 @@ class BoundPlan:
     def _remember(self, src: Any, out: Any, free: Mapping[str, Any], in_place: Mapping[str, Buffer]) -> None:
         """Lets calls with tensors that look like these pass by less.
 
-        Where each call gives operands, the kernel reads them all where they lie, and there are no results.
+        Where each call gives operands, the kernel reads them where they lie, and there are no results.
         """
-        if free.keys() != in_place.keys() or set(self._missing) != free.keys() or (free and self._results):
+        if set(self._missing) != free.keys() or (free and (self._results or not in_place)):
             return
         form, pair = self._memory.form_of(src), self._memory.pair_of(src, out)
         forms: dict[str, Any] = {key: self._memory.form_of(tensor) for key, tensor in free.items()}

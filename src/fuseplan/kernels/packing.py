@@ -265,6 +265,15 @@ class Packing:
         made = self.of(array)
         return made.size == array.size and made.flags.c_contiguous and np.may_share_memory(made, array)
 
+    @property
+    def padded(self) -> int:
+        """How many elements are the operand's in order with zeros behind them; 0 where they are moved."""
+        *front, last = self.steps or (None,)
+        is_flat = (
+            isinstance(last, Pad) and len(last.shape) == 1 and Packing(self.shape, "", (*front,)).is_plain
+        )
+        return prod(self.extents) if is_flat else 0
+
     def of(self, array: Array) -> Array:
         """The array, of the operand's size, packed: perhaps a view, with any strides."""
         return _applied(self.steps, array.reshape(self.shape))

@@ -22,7 +22,7 @@ from fuseplan.tensors.torch_tensors import alike
 from fuseplan.torch.cutting import WITHIN
 from fuseplan.torch.kernels import Kernel, Reading, Tensors, kernel_on, queue_of
 from fuseplan.torch.lifetimes import Lifetimes, function_of, storages
-from fuseplan.torch.lying import aligned, content, first
+from fuseplan.torch.lying import aligned, content, first, in_room
 from fuseplan.torch.operator import PLAIN, is_watched, launched
 
 Uncounted = list[tuple[torch.Tensor, bytes]]
@@ -321,13 +321,17 @@ class _Call:
             words = [*zip(self._words, places, strict=True)]
             return self.plan.unchecked(head, head.data_ptr(), words, self._given)[0]
         made = self.plan(head, self._out, **dict(zip(self.keys, read, strict=True)))
-        found = self.plan.places()
-        if found.keys() == {*self.keys}:
+        found, rooms = self.plan.places(), dict[str, Reading | None]()
+        for key, each in zip(self.keys, read, strict=True):
+            if key not in found:
+                word, packing = self.plan.word_of(key)
+                found[key], rooms[key] = (word, 1), in_room(each, packing)
+        if None not in rooms.values():
             self._words, self._steps = ([found[key][part] for key in self.keys] for part in (0, 1))
-            pairs = zip(self._readings, tensors, read, strict=True)
+            pairs = zip(self.keys, self._readings, tensors, read, strict=True)
             self._readings = [
-                aligned if each.data_ptr() == tensor.data_ptr() else reading
-                for reading, tensor, each in pairs
+                rooms.get(key) or (aligned if each.data_ptr() == tensor.data_ptr() else reading)
+                for key, reading, tensor, each in pairs
             ]
         return made
 

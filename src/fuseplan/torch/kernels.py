@@ -261,7 +261,7 @@ class Kernel:
     def read(self, bound: BoundPlan) -> list[tuple[int, int]]:
         """The places of the other operands, which it reads where they lie, and their words."""
         packed = self.packed(bound)
-        return [(place, bound.word_of(key)) for place, key in enumerate(self._keys) if place not in packed]
+        return [(place, bound.word_of(key)[0]) for place, key in enumerate(self._keys) if place not in packed]
 
     def held(self, given: Tensors) -> Bindings:
         """The plan with the constant operands bound, as they were packed before where they are the same."""

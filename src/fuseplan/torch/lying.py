@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
+from fuseplan.kernels.packing import Packing
 from fuseplan.language.layouts import dense, same_strides
 from fuseplan.language.tensor import Dense, TensorSpec
+from fuseplan.tensors.torch_tensors import DTYPES
 
 aten = torch.ops.aten
 Mark = tuple[int, int, torch.Size, tuple[int, ...]]
@@ -112,6 +114,25 @@ def packable(tensor: torch.Tensor) -> torch.Tensor:
     """
     made = aligned(tensor).contiguous()
     return made.clone() if made.is_cpu and made.data_ptr() % LINE else made
+
+
+def in_room(tensor: torch.Tensor, packing: Packing | None) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """What copies tensors like this one to where zeros follow, as a CPU's kernel may read them; else None.
+
+    It takes 2 us of the host. A call that packs it takes 100.
+    """
+    is_like = packing and tensor.is_cpu and tensor.dtype == DTYPES[packing.dtype]
+    if not packing or not is_like or not packing.padded:
+        return None
+    with torch.inference_mode(False):
+        room = torch.zeros(packing.padded, dtype=tensor.dtype)
+    inside = room[: tensor.numel()].view(tensor.shape)
+
+    def copied(given: torch.Tensor) -> torch.Tensor:
+        inside.copy_(given)
+        return room
+
+    return copied
 
 
 def content(tensor: torch.Tensor) -> bytes:

@@ -14,7 +14,7 @@ from functools import partial
 
 from fuseplan.backends.triton import dialect
 from fuseplan.backends.triton.index import Index, arange, as_index, power_of_two
-from fuseplan.backends.triton.templates.normalization_meeting import Meeting
+from fuseplan.backends.triton.templates.meeting import Meeting
 from fuseplan.backends.triton.templates.normalization_reader import Reader
 from fuseplan.backends.triton.templates.normalization_tiles import Tile
 from fuseplan.backends.triton.text import Text

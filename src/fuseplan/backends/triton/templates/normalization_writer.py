@@ -10,7 +10,7 @@ from fuseplan.backends.triton.elementwise import Place, argument
 from fuseplan.backends.triton.index import Index, as_index, number
 from fuseplan.backends.triton.resources import together
 from fuseplan.backends.triton.shell import Writer, programs_of
-from fuseplan.backends.triton.templates.normalization_meeting import Meeting
+from fuseplan.backends.triton.templates.meeting import Meeting
 from fuseplan.backends.triton.templates.normalization_reader import ONCE, Reader
 from fuseplan.backends.triton.templates.normalization_reducer import Reducer
 from fuseplan.backends.triton.templates.normalization_tiles import Knobs, Tile

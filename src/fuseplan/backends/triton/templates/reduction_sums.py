@@ -25,7 +25,7 @@ from fuseplan.backends.triton.index import (
 )
 from fuseplan.backends.triton.resources import MOST, REGISTERS
 from fuseplan.backends.triton.storage import Storage, named
-from fuseplan.backends.triton.templates.normalization_meeting import Meeting
+from fuseplan.backends.triton.templates.meeting import Meeting
 from fuseplan.backends.triton.templates.reduction_tiles import ReductionKnobs
 from fuseplan.backends.triton.text import Text
 from fuseplan.kernels.emit import COUNTER_BYTES, Slot

@@ -21,7 +21,7 @@ from fuseplan.backends.triton.index import ALL, WIDE, Index, arange, as_index, c
 from fuseplan.backends.triton.resources import share
 from fuseplan.backends.triton.shell import of_launch, programs_of
 from fuseplan.backends.triton.storage import Storage, named
-from fuseplan.backends.triton.templates.normalization_meeting import Meeting
+from fuseplan.backends.triton.templates.meeting import Meeting
 from fuseplan.backends.triton.templates.reduction_picks import picks
 from fuseplan.backends.triton.templates.reduction_places import PlacedWriter, hinted
 from fuseplan.backends.triton.templates.reduction_sums import ColumnSums, shared_columns, shares
