@@ -304,3 +304,30 @@ def test_all_heads_of_queries_may_read_one_head_of_keys() -> None:
     (site,) = made.fusion.cut.sites
     assert str(site.plan).endswith("-> attention(keys=7, key_heads=1)")
     torch.testing.assert_close(made(query, key), OneHead()(query, key))
+
+
+class Windows(nn.Module):  # type: ignore[misc]
+    """MaxViT's attention of 2 heads in each window of each image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.bias = nn.Linear(16, 48), nn.Parameter(torch.randn(2, 6, 6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = self.qkv(x).chunk(3, -1)
+        q, k, v = (each.reshape(*x.shape[:3], 2, 8).permute(0, 1, 3, 2, 4) for each in parts)
+        scores = torch.einsum("bwhsd,bwhtd->bwhst", q, k * 0.25) + self.bias
+        made = torch.einsum("bwhst,bwhtd->bwhsd", scores.softmax(-1), v)
+        return made.permute(0, 1, 3, 2, 4).reshape(x.shape)
+
+
+@pytest.mark.parametrize("images", [1, 2])
+def test_attention_of_heads_of_windows(images: int) -> None:
+    torch.manual_seed(0)
+    module, src = Windows().eval(), torch.randn(images, 3, 6, 16)
+    fused = fuseplan.torch.fuse(module, src)
+    plans = [str(site.plan) for site in fused.report.sites]
+    assert len(plans) == 2
+    assert "-> attention(scale=0.25, bias_axes=hst" in plans[1]
+    with torch.no_grad():
+        torch.testing.assert_close(fused(src), module(src))

@@ -76,3 +76,27 @@ def test_operators_of_the_modules_own_tensors_are_folded() -> None:
     with torch.no_grad():
         module.table.add_(1)
         torch.testing.assert_close(whole(src), module(src))
+
+
+class Greatest(nn.Module):  # type: ignore[misc]
+    """Greatest and least elements, of some with their places, and of whole numbers."""
+
+    def forward(self, src: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        values, places = src.min(-1)
+        numbers = (src * 10).long()
+        return src.max(-1)[0], src.min(1, keepdim=True).values, values * places, numbers.max(-1)[0]
+
+
+def test_greatest_elements_are_plans_where_nothing_reads_their_places() -> None:
+    torch.manual_seed(0)
+    module, src = Greatest().eval(), torch.randn(3, 5, 16)
+    src[0, 1, 3] = torch.nan
+    whole = fused.fuse(module, src)
+    plans = [str(site.plan) for site in whole.fusion.cut.sites]
+    assert [each.rpartition("-> ")[2] for each in plans if "am" in each] == [
+        "amax(2)",
+        "amin(1, keepdim=True)",
+    ]
+    with torch.no_grad():
+        for made, wanted in zip(whole(src), module(src), strict=True):
+            torch.testing.assert_close(made, wanted, equal_nan=True)

@@ -163,7 +163,7 @@ def _is_product(node: Node | None) -> bool:
         and node.op.operator in PRODUCTS
         and len(node.inputs) == 2
         and node.op.results[0].is_float
-        and node.op.results[0].rank in (3, 4)
+        and node.op.results[0].rank in (3, 4, 5)
     )
 
 
@@ -285,10 +285,10 @@ def _is_above(graph: Graph, name: str) -> bool:
 
 
 def _result(graph: Graph, node: Node) -> tuple[Node, ...]:
-    """The product, and behind one of three axes the reshape that parts its heads from its images."""
+    """The product, and behind one of three or five axes the reshape to those of images and heads."""
     readers = graph.readers[node.outputs[0]]
     is_parted = len(readers) == 1 and isinstance(readers[0].op, Reshape)
-    return (node, readers[0]) if graph.types[node.outputs[0]].rank == 3 and is_parted else (node,)
+    return (node, readers[0]) if graph.types[node.outputs[0]].rank != 4 and is_parted else (node,)
 
 
 def _factors(graph: Graph, query: str, key: str, value: str) -> tuple[_Factor, _Factor, _Factor] | None:
@@ -338,7 +338,7 @@ def _is_like(shape: tuple[int, ...], whole: tuple[int, ...], count: tuple[int, .
     """Whether a value may have the images and heads of a factor of the shape `whole`."""
     if count:
         return shape[0] == count[0] and count[1] % shape[1] == 0
-    return shape[:2] == whole[:2] if len(whole) == 4 else shape[0] * shape[1] == whole[0]
+    return shape[:2] == whole[:2] if len(whole) == 4 else shape[0] * shape[1] == math.prod(whole[:-2])
 
 
 def _is_same(

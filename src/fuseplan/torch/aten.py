@@ -115,10 +115,11 @@ def _reduction(make: type[Sum | Mean | Amax | Amin]) -> Row:
     def row(given: Given) -> str:
         """A statistic over axes; over all of them, where torch is given none."""
         src = given.tensor("self")
-        if given.result.dtype != given.type_of(src).dtype:
+        if given.result.dtype not in (given.type_of(src).dtype, "?"):  # of one that gives places too
             raise LeftError(Why.DTYPE, given.result)
-        rank = len(given.shape(src))
-        axes = tuple(sorted({axis % rank for axis in given.argument("dim") or range(rank)}))
+        rank, dim = len(given.shape(src)), given.argument("dim")
+        told = [dim] if isinstance(dim, int) else dim
+        axes = tuple(sorted({axis % rank for axis in told or range(rank)}))
         keepdim = bool(given.argument("keepdim"))
         if not given.type_of(src).is_spec:
             return given.add(Reduce(make.name, axes, keepdim), src)
@@ -363,8 +364,8 @@ TABLE: dict[Any, Row] = {
     aten.constant_pad_nd.default: pad,
     aten.mean.dim: _reduction(Mean),
     aten.sum.dim_IntList: _reduction(Sum),
-    aten.amax.default: _reduction(Amax),
-    aten.amin.default: _reduction(Amin),
+    **dict.fromkeys((aten.amax.default, aten.max.dim), _reduction(Amax)),
+    **dict.fromkeys((aten.amin.default, aten.min.dim), _reduction(Amin)),
     aten.linear.default: _linear,
     **dict.fromkeys((aten.mm.default, aten.bmm.default), lambda given: _product(given, "self", "mat2")),
     aten.matmul.default: lambda given: _product(given, "self", "other"),

@@ -30,7 +30,7 @@ from fuseplan.tensors.torch_tensors import alike
 from fuseplan.torch.called import UnseenError, outline, recorded, repeats
 from fuseplan.torch.einsum import Products
 from fuseplan.torch.flexible import FLEX, READ, read_scores
-from fuseplan.torch.masks import hide_by_masks, simplify_masks, sum_masks
+from fuseplan.torch.masks import hide_by_masks, join_batches, simplify_masks, sum_masks
 from fuseplan.torch.written import (
     SIMPLE,
     UnwrittenError,
@@ -317,6 +317,7 @@ def _exported(
     simplify_masks(program.graph_module.graph)
     hide_by_masks(program.graph_module.graph)
     sum_masks(program.graph_module.graph)
+    join_batches(program.graph_module.graph)
     signature = program.graph_signature
     lifted = signature.inputs_to_lifted_tensor_constants
     held = {name: program.constants[each] for name, each in lifted.items()}

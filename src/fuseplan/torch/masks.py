@@ -335,3 +335,26 @@ def _set_causal(node: fx.Node, place: int) -> None:
     node.args = (*args, *node.args[len(args) :])
     named = {each.name for each in between} | {"is_causal"}
     node.kwargs = {key: each for key, each in node.kwargs.items() if key not in named}
+
+
+def join_batches(graph: fx.Graph) -> None:
+    """Writes heads of windows, (b, w, s, h, d) as (b, w, h, s, d), by four axes, (b * w, h, s, d).
+
+    Graphs without products of such heads are left.
+    """
+    if not any(each.target in PRODUCTS and each.meta["val"].ndim == 5 for each in graph.nodes):
+        return
+    for node in graph.find_nodes(op="call_function", target=aten.permute.default):
+        value, order = node.args
+        made = value.meta["val"]
+        if [*order] != [0, 1, 3, 2, 4] or not all(type(each) is int for each in made.shape):
+            continue
+        images, windows, *rest = made.shape
+        if images > 1 and made.stride(0) != made.stride(1) * windows:
+            continue  # the two axes would be joined by a copy
+        with graph.inserting_before(node):
+            heads = added(graph, aten.reshape.default, value, [images * windows, *rest])
+            turned = added(graph, aten.permute.default, heads, [0, 2, 1, 3])
+            parted = added(graph, aten.reshape.default, turned, [*node.meta["val"].shape])
+        node.replace_all_uses_with(parted)
+        graph.erase_node(node)
