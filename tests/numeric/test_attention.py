@@ -53,6 +53,7 @@ FEW = (  # queries, of which a vector has the scores of several keys
     "f16[2x6x1x33, bhsd] -> attention(key_heads=2, keys=70, bias_axes=ht, mask_axes=hst, softcap=2.0)",
     "bf16[1x2x4x16, bhsd] -> attention(keys=70, softcap=2.0, score='where(index(t) > 9, -inf, x)')",
     "f32[3x4x1x24, bhsd] -> attention(key_heads=1, keys=397, is_padded=True, return_lse=True) -> add -> gelu",
+    "f32[1x16x1x50, bhsd] -> attention(key_heads=2, keys=40, window=9, is_causal=True, offset=30) -> bias",
     "f64[1x2x2x20, bhsd] -> attention(keys=50, mask_axes=st, nan_unseen=True)",
 )
 DOUBLE = "f64[1x2x37x20, bhsd] -> attention(is_causal=True, return_lse=True)"

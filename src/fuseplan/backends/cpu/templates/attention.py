@@ -33,8 +33,8 @@ class Attention(AttentionKnobs):
     chosen: for every plan with attention
 
     The lanes of a vector are queries, so that no maximum and no sum crosses lanes, and keys and values are
-    read where they lie, an element at a time for all queries of a tile. Of up to a quarter as many queries as
-    a vector has lanes, the lanes are elements of keys and values instead.
+    read where they lie, an element at a time for all queries of a tile. Of up to half as many queries as a
+    vector has lanes, the lanes are elements of keys and values instead.
 
     Attributes:
         vectors: vectors of queries in a tile.

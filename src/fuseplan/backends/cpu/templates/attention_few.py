@@ -35,7 +35,7 @@ def few_rows(kernel: Kernel, target: Target) -> int:
     if not isinstance(kernel.centre, Attend) or max(made.size, made.features) > LONGEST * width:
         return 0
     rows = 1 << (Heads.of(kernel, width).rows - 1).bit_length()
-    return rows if 4 * rows <= width else 0
+    return rows if 2 * rows <= width else 0
 
 
 class FewWriter(AttentionWriter):

@@ -71,7 +71,7 @@ class Scan(CpuTemplate):
         moved, units = self.traffic(kernel, target), self._units(kernel, target)
         idle = -(-units // target.threads) * target.threads / units
         seconds = model.seconds(kernel, target, flops=kernel.flops, traffic=moved, efficiency=0.1)
-        return seconds * idle * (1 + 4 / self.vectors)
+        return seconds * idle * (0.5 + 2 / self.vectors)
 
     @staticmethod
     def bound(kernel: Kernel) -> float:
