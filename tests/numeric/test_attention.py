@@ -180,6 +180,8 @@ def test_f32_is_three_products_unless_these_are_not_exact_enough() -> None:
         *((GpuAttention, text) for text in (*LARGER, "f32[1x2x40x256, bhsd] -> attention(features=200)")),
         *((GpuAttentionGradient, text) for text in GRADIENTS if text.startswith("f32")),
         (GpuAttentionGradient, "f32[1x2x50x80, bhsd] -> attention_gradient(features=100, by=key)"),
+        (GpuAttentionGradient, "f32[1x2x70x40, bhsd] -> attention_gradient(is_causal=True)"),
+        (GpuAttentionGradient, "f32[1x2x70x40, bhsd] -> attention_gradient(is_causal=True, by=key)"),
     ],
 )
 def test_three_products_are_right_in_the_interpreter(kind: type[Template], text: str) -> None:
@@ -187,6 +189,26 @@ def test_three_products_are_right_in_the_interpreter(kind: type[Template], text:
     assert found
     for each in found[:2]:
         assert_interpreted(text, each, GPU, slack=64)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "rows", "keys"),
+    [
+        ("f32[4x16x2048x64, bhsd] -> attention_gradient", 128, 32),
+        ("f32[4x16x2048x64, bhsd] -> attention_gradient(is_causal=True, by=key)", 128, 16),
+        ("f32[1x12x333x64, bhsd] -> attention_gradient(keys=515)", 16, 32),
+        ("f32[3x5x777x48, bhsd] -> attention_gradient(is_causal=True, by=key)", 128, 16),
+        ("f32[2x8x1000x80, bhsd] -> attention_gradient(is_causal=True, by=key)", 64, 16),
+        ("f32[4x8x1500x32, bhsd] -> attention_gradient(is_causal=True, by=key)", 64, 16),
+        ("f32[2x8x1024x96, bhsd] -> attention_gradient", 64, 32),
+        ("f32[2x8x1024x96, bhsd] -> attention_gradient(by=key)", 16, 32),
+        ("f32[4x16x2048x128, bhsd] -> attention_gradient(is_causal=True)", 16, 32),
+    ],
+)
+def test_gradients_of_f32_have_the_fastest_tiles(text: str, rows: int, keys: int) -> None:
+    """On an H200: 1849 us for 2885, 1967 for 2329, 47 for 62, 178 for 250, 434 for 932, 370 for 401, ..."""
+    first = candidates(GpuAttentionGradient, text, GPU)[0]
+    assert (first.knobs["rows"], first.knobs["keys"]) == (rows, keys)
 
 
 def test_three_products_take_large_means_and_infinite_keys(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,7 +77,6 @@ class GpuAttention(AttentionKnobs):
     opens: ClassVar[bool] = True
     error_scale: ClassVar[str] = "the largest |value|, for scores of size 1"
     centre: ClassVar[type] = Attend
-    three: ClassVar[Mapping[int, Mapping[Tile, float]]] = THREE
 
     @classmethod
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
@@ -102,6 +101,11 @@ class GpuAttention(AttentionKnobs):
             return accuracy != "strict" or self.arithmetic != "tf32x3"
         return self.error_bound(kernel) <= accuracy
 
+    @staticmethod
+    def three(kernel: Kernel) -> Mapping[Tile, float]:
+        """The tiles of three products on Hopper, with the share of a third of the peak that each reaches."""
+        return of_size(kernel, THREE)
+
     @classmethod
     def _tiles(cls, kernel: Kernel, target: Target) -> Iterator[tuple[str, Tile]]:
         """Arithmetic; queries and keys of a tile, warps, and stages."""
@@ -109,8 +113,8 @@ class GpuAttention(AttentionKnobs):
             yield from (("native", each) for each in of_size(kernel, TILES))
             return
         if target.name.startswith("sm_"):
-            three = cls.three if target.name == "sm_90" else THREE_ELSEWHERE
-            yield from (("tf32x3", each) for each in of_size(kernel, three))
+            three = cls.three(kernel) if target.name == "sm_90" else of_size(kernel, THREE_ELSEWHERE)
+            yield from (("tf32x3", each) for each in three)
         yield from (("ieee", each) for each in SINGLE)
 
     @classmethod
@@ -160,7 +164,7 @@ class GpuAttention(AttentionKnobs):
         """What the tile's products come to, of the peak."""
         if self.arithmetic == "tf32x3":
             tile = self.rows, self.keys, self.warps
-            known = {each[:3]: share for each, share in of_size(kernel, self.three).items()}
+            known = {each[:3]: share for each, share in self.three(kernel).items()}
             return known.get(tile, min(known.values()))
         return IEEE if self.arithmetic == "ieee" else REACHED[self.rows]
 

@@ -38,13 +38,21 @@ REACHED_BY_KEY = {
 }  # fmt: skip
 IEEE = 0.1  # of the peak without tensor cores: 2x16x2048x128, causal, on an H200
 SINGLE = ((32, 32, 8, 1), (16, 16, 4, 1))  # of f32: products without tensor cores
-# Of f32 in three products, each with the share of a third of the peak that it reaches on an H200, the mean of
-# both sides: 4x16x1024x64, 2x8x2048x80 and 2x16x2048x128, causal. Of 256 elements each tile spills.
-THREE: dict[int, dict[Tile, float]] = {
-    64: {(16, 32, 4, 2): 0.23, (16, 64, 4, 2): 0.23, (16, 16, 4, 2): 0.13},
-    96: {(16, 32, 4, 2): 0.075, (16, 16, 4, 2): 0.065},
-    128: {(16, 32, 4, 2): 0.22, (16, 16, 4, 2): 0.125},
-    256: {},
+# Of f32 in three products, each with the share of a third of the peak that it reaches on an H200, by query
+# and by key: 4x16x2048x64, causal and not, 4x8x1500x32, 3x5x777x48, 2x8x1000x80 and 2x8x1024x96. Of 128
+# elements, 2x16x2048x128, larger tiles spill, and of 256 each does.
+SMALL: tuple[dict[Tile, float], dict[Tile, float]] = (
+    {(128, 32, 8, 1): 0.43, (64, 32, 4, 1): 0.4, (16, 32, 4, 2): 0.29, (16, 16, 4, 2): 0.13},
+    {(128, 16, 8, 1): 0.295, (64, 16, 4, 1): 0.283, (16, 32, 4, 2): 0.245, (16, 16, 4, 2): 0.13},
+)
+THREE: dict[int, tuple[dict[Tile, float], dict[Tile, float]]] = {
+    32: (SMALL[0], {(64, 16, 4, 1): 0.283, (16, 32, 4, 2): 0.245}),
+    48: ({(128, 32, 8, 1): 0.18, (16, 32, 4, 2): 0.075}, {(128, 16, 8, 1): 0.114, (16, 32, 4, 2): 0.063}),
+    64: SMALL,
+    80: ({(64, 32, 4, 1): 0.14, (16, 32, 4, 2): 0.082}, {(64, 16, 4, 1): 0.098, (16, 32, 4, 2): 0.046}),
+    96: ({(64, 32, 4, 1): 0.27, (16, 32, 4, 2): 0.22}, {(16, 32, 4, 2): 0.18, (16, 16, 4, 2): 0.065}),
+    128: ({(16, 32, 4, 2): 0.22, (16, 16, 4, 2): 0.125},) * 2,
+    256: ({}, {}),
 }
 
 
@@ -64,13 +72,16 @@ class GpuAttentionGradient(GpuAttention):
     opens: ClassVar[bool] = False
     error_scale: ClassVar[str] = "the largest sum of its terms, for scores of size 1"
     centre: ClassVar[type] = AttendGradient
-    three: ClassVar[Mapping[int, Mapping[Tile, float]]] = THREE
+
+    @staticmethod
+    def three(kernel: Kernel) -> Mapping[Tile, float]:
+        return of_size(kernel, THREE)[Heads.of(kernel, 0).by == "key"]
 
     @classmethod
     def _tiles(cls, kernel: Kernel, target: Target) -> Iterator[tuple[str, Tile]]:
         if kernel.src.dtype == "f32":
             if target.name == "sm_90":
-                yield from (("tf32x3", each) for each in of_size(kernel, cls.three))
+                yield from (("tf32x3", each) for each in cls.three(kernel))
             yield from (("ieee", each) for each in SINGLE)
             return
         made, heads = kernel.attention, Heads.of(kernel, 0)

@@ -118,8 +118,6 @@ class Scores(Writer):
 
     def least(self, first: Index, second: Index) -> Index:
         """The smaller of two numbers."""
-        if first.constant is not None and second.constant is not None:
-            return as_index(min(first.constant, second.constant))
         if first.high <= second.low or second.high <= first.low:
             return first if first.high <= second.low else second
         low, high = min(first.low, second.low), min(first.high, second.high)
