@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from difflib import unified_diff
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,8 @@ def test_pages_are_current_and_the_same_in_every_process() -> None:
     """Processes have other orders of hashes, and each makes the pages that the folder has."""
     made = pages()
     assert WRITTEN.keys() == made.keys(), "run `make docs`"
-    assert [name for name, page in made.items() if page != WRITTEN[name]] == [], "run `make docs`"
+    lines = {name: (page.splitlines(), WRITTEN[name].splitlines()) for name, page in made.items()}
+    assert [line for pages in lines.values() for line in unified_diff(*pages, n=0)] == [], "run `make docs`"
 
 
 def test_what_is_announced_is_told() -> None:

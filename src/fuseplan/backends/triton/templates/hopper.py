@@ -272,7 +272,7 @@ def _fits(tile: tuple[int, int], form: tuple[int, bool, int], swapped: bool) -> 
 def _variants(base: Knobs, geometry: Geometry, target: Target) -> Iterator[tuple[Knobs, float]]:
     """The choice, also in bands, and with the weight held."""
     schedule = Schedule(base, geometry)
-    if schedule.is_idle:
+    if schedule.is_idle and not geometry.is_summed:  # sums of rows are read, whichever exist
         return
     if geometry.is_summed:
         # groups that take turns took 1.04 of the time and more; 256 x 192 spills where features are masked
