@@ -209,3 +209,34 @@ def test_open_extents_are_not_planned(monkeypatch: pytest.MonkeyPatch) -> None:
         src = torch.randn(rows, 8)
         torch.testing.assert_close(compiled(src), module(src))
     assert not made
+
+
+class Split(nn.Module):  # type: ignore[misc]
+    """Parts of a value, one of which is read after memory of the size has been written again."""
+
+    def __init__(self, split: Callable[..., Any], *sizes: Any) -> None:
+        super().__init__()
+        self.split, self.sizes = split, sizes
+        self.layers = nn.ModuleList([nn.Linear(8, 8) for _ in range(4)])
+
+    def forward(self, src: torch.Tensor) -> torch.Tensor:
+        first, second = self.split(self.layers[0](src), *self.sizes, 1)
+        out = torch.cat([first.exp(), first], 1)
+        for layer in self.layers:
+            out = F.relu(layer(out))
+        return out[:, :4] * second
+
+
+UNTOLD = (torch.unsafe_split, 4), (torch.unsafe_split_with_sizes, [4, 4]), (torch.unsafe_chunk, 2)
+
+
+@pytest.mark.parametrize("split", UNTOLD, ids=lambda split: split[0].__name__)
+@pytest.mark.parametrize(
+    "compiler", [fused.fuse, lambda module, _: torch.compile(module, backend="fuseplan")]
+)
+def test_parts_live_as_long_as_views_where_torch_does_not_tell_so(compiler: Any, split: Any) -> None:
+    """Those of LSTMCell and GRUCell, for two."""
+    module, src = Split(*split), torch.randn(4, 8)
+    whole = compiler(module, src)
+    for _ in range(2):
+        close((whole(src),), (module(src),))

@@ -45,9 +45,9 @@ def order_of(tensor: torch.Tensor) -> list[int]:
 
 
 def tells_views(node: fx.Node) -> bool:
-    """Whether an operator of torch's tells that its results share memory with what it reads."""
-    is_op = isinstance(node.target, torch._ops.OpOverload)
-    return is_op and any(each.alias_info is not None for each in node.target._schema.returns)
+    """Whether an operator's results share memory with what it reads: torch tells, but for `unsafe_split`."""
+    is_op, is_split = isinstance(node.target, torch._ops.OpOverload), "unsafe_split" in str(node.target)
+    return is_op and (is_split or any(each.alias_info is not None for each in node.target._schema.returns))
 
 
 def known_order(node: fx.Node) -> list[int]:

@@ -10,7 +10,7 @@ from fuseplan.ops.activation import Sigmoid
 from fuseplan.torch.given import Given
 
 aten = torch.ops.aten
-SPLITS = (aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int)
+SPLITS = (aten.split.Tensor, aten.unsafe_split.Tensor, aten.split_with_sizes.default, aten.unbind.int)
 
 
 def sliced(given: Given) -> str:
