@@ -12,7 +12,7 @@ from benchmarks import training
 from benchmarks.zoo import TRAINED
 from fuseplan.measure.clock import Protocol
 from fuseplan.plans.plan import FusionPlan
-from fuseplan.torch import kernels, trained
+from fuseplan.torch import texts, trained
 
 pytest.importorskip("transformers")
 
@@ -30,7 +30,7 @@ SMALL = {
 def test_a_step_with_grouped_heads_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
     """And keeps less memory than torch.compile's."""
     taken: list[str] = []
-    text_of = kernels.operators_text
+    text_of = texts.operators_text
 
     def kept(plan: FusionPlan) -> str:
         taken.append(text_of(plan))

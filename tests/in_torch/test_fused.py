@@ -11,6 +11,7 @@ from torch import nn
 
 import fuseplan.torch as fused
 from fuseplan.errors import ArgumentError, PlanError, Unsupported
+from fuseplan.execution.run import BoundPlan
 from fuseplan.torch import kernels, layers
 
 F32 = 2e-5  # of the largest value: sums in another order
@@ -190,6 +191,35 @@ def test_a_changed_weight_is_seen_and_packed_copies_go_with_their_weights() -> N
     assert len(kernel._packed) <= 2
 
 
+def test_operands_are_packed_when_they_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    bound: list[object] = []
+    bind = kernels.Kernel._bind
+
+    def counted(kernel: kernels.Kernel, given: list[torch.Tensor | None]) -> BoundPlan:
+        bound.append(given)
+        return bind(kernel, given)
+
+    monkeypatch.setattr(kernels.Kernel, "_bind", counted)
+    src, bias = torch.randn(3, 19), torch.randn(9)
+
+    def call(weight: torch.Tensor) -> None:
+        _close(fused.run("linear(9) -> bias", src, weight=weight, bias=bias), src @ weight.t() + bias)
+
+    with torch.no_grad():
+        for _ in range(4):
+            call(torch.randn(9, 19))
+        assert len(bound) == 1  # of none
+        weight = torch.randn(9, 19)
+        for _ in range(3):
+            call(weight)
+        assert len(bound) == 2
+        for count in (2, 2, 3):
+            if count == 2:
+                weight.mul_(-1.5)
+            call(weight)
+            assert len(bound) == count
+
+
 def test_two_views_of_one_weight_are_two_weights() -> None:
     weight, src = torch.randn(9, 9), torch.randn(3, 9)
     for each in (weight, weight.t(), weight[:, :]):
@@ -346,8 +376,8 @@ def test_plans_of_layers_print_as_plans() -> None:
 def test_copies_of_constants_are_kept() -> None:
     """A kernel reads a bias where it lies; of a lazy negation there is a copy, which nobody else holds."""
     src, weight = torch.ones(4, 16), torch.eye(16)
+    kernel = kernels.kernel_on("linear(16) -> bias", src)
     for bias, lent in ((torch.ones(16), {"bias"}), (torch._neg_view(torch.ones(16)), set())):
-        kernel = kernels.kernel_on("linear(16) -> bias", src)
         bound = kernel.held([weight, bias]).plan
         assert bound.lent & {"bias"} == lent
         torch.testing.assert_close(bound(src), 1 + bias.expand(4, 16))
@@ -363,9 +393,7 @@ def test_gradients_beside_indices() -> None:
     torch.testing.assert_close(rows, nn.functional.embedding(places, table) * scale)
     torch.testing.assert_close(loss, nn.functional.cross_entropy(logits, classes, reduction="none"))
     made = torch.autograd.grad((rows.square().sum(), loss.sum()), (table, scale, logits))
-    want = (
-        (nn.functional.embedding(places, table) * scale).square().sum(),
-        nn.functional.cross_entropy(logits, classes, reduction="sum"),
-    )
+    embedded = (nn.functional.embedding(places, table) * scale).square().sum()
+    want = (embedded, nn.functional.cross_entropy(logits, classes, reduction="sum"))
     for got, exact in zip(made, torch.autograd.grad(want, (table, scale, logits)), strict=True):
         torch.testing.assert_close(got, exact)

@@ -344,7 +344,7 @@ class BoundPlan:
 
         Where each call gives operands, the kernel reads them where they lie, and there are no results.
         """
-        if set(self._missing) != free.keys() or (free and (self._results or not in_place)):
+        if set(self._missing) != free.keys() or in_place.keys() != free.keys() or (free and self._results):
             return
         form, pair = self._memory.form_of(src), self._memory.pair_of(src, out)
         forms: dict[str, Any] = {key: self._memory.form_of(tensor) for key, tensor in free.items()}

@@ -20,10 +20,11 @@ from fuseplan.graph.memory import arena, plan
 from fuseplan.language.layouts import same_strides
 from fuseplan.tensors.torch_tensors import alike
 from fuseplan.torch.cutting import WITHIN
-from fuseplan.torch.kernels import Kernel, Reading, Tensors, kernel_on, queue_of
+from fuseplan.torch.kernels import Kernel, Reading, kernel_on, queue_of
 from fuseplan.torch.lifetimes import Lifetimes, function_of, storages
 from fuseplan.torch.lying import aligned, content, first, in_room
 from fuseplan.torch.operator import PLAIN, is_watched, launched
+from fuseplan.torch.texts import Tensors
 
 Uncounted = list[tuple[torch.Tensor, bytes]]
 Values = dict[fx.Node, Any]

@@ -37,7 +37,7 @@ from fuseplan.torch.described import Described
 from fuseplan.torch.eager import Eager
 from fuseplan.torch.gaps import copies_too_much
 from fuseplan.torch.given import stands_for, type_of
-from fuseplan.torch.kernels import given_of, operators_text, target_of
+from fuseplan.torch.kernels import target_of
 from fuseplan.torch.lying import (
     ORDER,
     beside,
@@ -51,6 +51,7 @@ from fuseplan.torch.opening import Opened, gapless, joins_rows, opened_of, point
 from fuseplan.torch.operator import launched
 from fuseplan.torch.reader import ReadGraph, read
 from fuseplan.torch.restoring import restore
+from fuseplan.torch.texts import given_of, operators_text
 
 aten = torch.ops.aten
 VIEWS = {aten.view.default: aten.reshape.default, aten._unsafe_view.default: aten.reshape.default}

@@ -14,9 +14,9 @@ from fuseplan.graph.cut import Site
 from fuseplan.graph.trial import launch
 from fuseplan.graph.write import aligned, names_in
 from fuseplan.language.declarations import Operand, Result
-from fuseplan.torch.kernels import given_of, operators_text
 from fuseplan.torch.operator import launched
 from fuseplan.torch.reader import ReadGraph
+from fuseplan.torch.texts import given_of, operators_text
 
 
 class Eager:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -17,127 +15,33 @@ from fuseplan.backends.triton import memory
 from fuseplan.backends.triton.memory import Queue
 from fuseplan.compile import CompiledPlan
 from fuseplan.compile import compile as compile_plan
-from fuseplan.errors import ArgumentError, PlanError, Unsupported, counted
+from fuseplan.errors import ArgumentError, Unsupported
 from fuseplan.execution.run import BoundPlan
 from fuseplan.kernels.template import Accuracy
 from fuseplan.language.declarations import Operand, Result
-from fuseplan.language.extents import OPEN
 from fuseplan.language.tensor import Dense, TensorSpec
-from fuseplan.messages.excerpt import ARROW
 from fuseplan.ops.affine import BatchNorm
 from fuseplan.plans.plan import FusionPlan
-from fuseplan.plans.text import operator_text, parse_plan
 from fuseplan.torch.lying import Mark, aligned, content, laid, mark_of, packable
+from fuseplan.torch.texts import (
+    ACCURACY,
+    Tensors,
+    check_count,
+    joins_of,
+    keys_of,
+    opened_in,
+    plan_of_look,
+)
 
 NAME = "fuseplan::run"  # torch's name of the operator that runs plans
-Tensors = Sequence[torch.Tensor]
 Reading = Callable[[torch.Tensor], torch.Tensor]  # the tensor, or a copy that a kernel can read
-JOINS = " | "  # behind the operands that are given in several tensors: `weight=2:0 | linear(8) -> glu`
-ACCURACY = re.compile(r"accuracy=(\S+)")  # in front of them, where it is not the default one
-NAMED = re.compile(r"\s*\[([*\w]+)\]\s*->\s*")  # names of axes in front of operators, a star before open ones
 KEPT = 1024  # packed sets of operands of one plan: the layers of a model that are alike share it
 
-Packed = dict[tuple[Mark, ...], tuple[tuple[StorageWeakRef, ...], "Bindings"]]
+Marks = tuple[Mark, ...]
+Storages = tuple[StorageWeakRef, ...]
+Packed = dict[Marks, tuple[Storages, "Bindings"]]
 # Batch norm in training updates these by kernels of torch's that raise no version counter.
 UNCOUNTED = ("mean", "variance")
-
-
-def given_of(plan: FusionPlan) -> tuple[Operand | Result, ...]:
-    """The tensors besides src that a call gives, in order: operands, then old values of updated results."""
-    return (*plan.operands, *(each for each in plan.results if each.updated))
-
-
-def plan_on(operators: str, src: torch.Tensor) -> FusionPlan:
-    """The plan of the operators on a tensor.
-
-    Args:
-        operators: a plan's text behind its input. Names of src's axes may stand in front: `[bsc] -> bias`.
-        src: the tensor.
-
-    Raises:
-        PlanError: the operators do not fit the tensor, or no plan takes it.
-    """
-    shape, strides = (
-        tuple(map(int, each)) for each in (src.shape, src.stride())
-    )  # torch's open ones are fixed
-    return _plan(operators, shape, strides, src.dtype)
-
-
-@functools.lru_cache(maxsize=4096)
-def joins_of(operators: str) -> dict[str, tuple[int, int]]:
-    """The operands that a call gives in several tensors, by key: how many, and the axis that joins them."""
-    words = ACCURACY.sub("", operators.rpartition(JOINS)[0]).split()
-    pairs = (word.partition("=") for word in words)
-    return {key: (int(told.split(":")[0]), int(told.split(":")[1])) for key, _, told in pairs}
-
-
-def keys_of(operators: str, plan: FusionPlan) -> tuple[str, ...]:
-    """The key of each tensor besides src that a call gives."""
-    joins, given = joins_of(operators), given_of(plan)
-    return tuple(each.key for each in given for _ in range(joins.get(each.key, (1, 0))[0]))
-
-
-def operands_in(operators: str, plan: FusionPlan, given: Tensors) -> list[torch.Tensor]:
-    """The plan's tensors besides src: those that a call gives in several tensors are joined."""
-    joins, ahead = joins_of(operators), iter(given)
-    if not joins:
-        return list(given)
-    pairs = [joins.get(each.key, (1, 0)) for each in given_of(plan)]
-    parts = [(list(itertools.islice(ahead, count)), axis) for count, axis in pairs]
-    return [each[0] if len(each) == 1 else torch.cat(each, axis) for each, axis in parts]
-
-
-@functools.lru_cache(maxsize=4096)
-def _plan(operators: str, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> FusionPlan:
-    operators = operators.rpartition(JOINS)[2]
-    strides = tuple(step or int(extent == 1) for step, extent in zip(strides, shape, strict=True))
-    found = NAMED.match(operators)
-    if found is None:  # the operators name the axes
-        return FusionPlan.parse(f"{TensorSpec(shape, dtype, strides=strides)} {ARROW} {operators}")
-    ops = parse_plan(f"f32[{'x'.join('1' * len(shape))}] {ARROW} {operators[found.end() :]}")[1]
-    return FusionPlan(TensorSpec(shape, dtype, strides=strides, names=found[1].replace("*", "")), *ops)
-
-
-def operators_text(
-    plan: FusionPlan,
-    opened: Sequence[int] = (),
-    joins: Mapping[str, tuple[int, int]] | None = None,
-    accuracy: Accuracy = "default",
-) -> str:
-    """The operators of a plan as `plan_on` reads them.
-
-    Args:
-        plan: the plan.
-        opened: the axes of src for all of whose extents there is one kernel.
-        joins: the operands that a call gives in several tensors, as `joins_of` gives them.
-        accuracy: as for `fuseplan.compile`.
-    """
-    words = [f"accuracy={accuracy}"] if accuracy != "default" else []
-    front = " ".join((*words, *(f"{key}={count}:{axis}" for key, (count, axis) in (joins or {}).items())))
-    text = f"{front}{JOINS if front else ''}"
-    if not plan.src.has_channel_names or opened:
-        names = "".join(f"*{name}" if axis in opened else name for axis, name in enumerate(plan.src.names))
-        text += f"[{names}] {ARROW} "
-    return text + f" {ARROW} ".join(operator_text(op) for op in plan.ops)
-
-
-def _opened(plan: FusionPlan, operators: str) -> FusionPlan | None:
-    """The plan with open axes, where the text in front of its operators has some and a plan can have them."""
-    found = NAMED.match(operators.rpartition(JOINS)[2])
-    if found is None or "*" not in found[1]:
-        return None
-    src = plan.src
-    axes = [axis for axis, star in enumerate(re.findall(r"(\*?)\w", found[1])) if star]
-    named = (src.layout, src.names), (f"{src.layout} of {src.names}", None)
-    for opened, (layout, names) in itertools.product(
-        (axes, axes[:1]), named
-    ):  # all of them, or rows of one size
-        shape = [OPEN if axis in opened else extent for axis, extent in enumerate(src.shape)]
-        with contextlib.suppress(PlanError):
-            made = TensorSpec(shape, src.dtype, layout, names=names)
-            if made.with_extents(*(src.shape[axis] for axis in opened)) == src:
-                return FusionPlan(made, *plan.ops)
-    return None
 
 
 class Bindings(NamedTuple):
@@ -198,6 +102,7 @@ class Kernel:
     ) -> None:
         self.plan, self._queue = plan, queue
         self._compiled, self._packed = compiled
+        self._seen: dict[Marks, tuple[Storages, list[int]]] = {}  # once, and not packed
         given: tuple[Operand | Result, ...] = (*plan.operands, *plan.results)
         specs = {each.key: each.spec for each in given if each.spec is not None}
         self._joins, self._keys = joins_of(operators), keys_of(operators, plan)
@@ -222,7 +127,13 @@ class Kernel:
         values |= {key: values[key].clone() for key in self._updated}
         if parameters:
             values |= dict(zip((each.key for each in self.plan.parameters), parameters, strict=True))
-        made = self.held(given).plan(aligned(src), **values)
+        marks = self._marks(given)
+        found = self._found(marks, given)
+        if found is None and self._is_new(marks, given):
+            plan, values = self._unbound, values | self._constants(given, packable)
+        else:
+            plan = (found or self._kept(marks, given)).plan
+        made = plan(aligned(src), **values)
         return list(made[: 1 + len(self.plan.results)]) if isinstance(made, tuple) else [made]
 
     def bound(self, given: Sequence[torch.Tensor | None], changing: Collection[int]) -> Bound:
@@ -265,22 +176,56 @@ class Kernel:
 
     def held(self, given: Tensors) -> Bindings:
         """The plan with the constant operands bound, as they were packed before where they are the same."""
+        marks = self._marks(given)
+        return self._found(marks, given) or self._kept(marks, given)
+
+    def _marks(self, given: Tensors) -> Marks | None:
+        """What tells the constant operands from others; None where they count no versions."""
         constant = [given[place] for place in self.constant]
-        if True in [each.is_inference() for each in constant]:  # these count no versions
-            return Bindings(self._bind(given), {}, {}, False)
-        marks = tuple(map(mark_of, constant))
-        held = self._packed.get(marks)
-        if held is None or not held[1].is_current(given):
-            if self._queue and self._queue.is_capturing():
-                # Packed whenever the graph runs, in memory of the graph's.
-                return Bindings(self._bind(given), {}, {}, False)
-            self._drop()
-            storages = tuple(StorageWeakRef(each.untyped_storage()) for each in constant)
-            bound = self._bind(given)
-            copied = [place for place in self.constant if self._keys[place] not in bound.lent]
-            versions = {place: given[place]._version for place in copied}
-            held = self._packed[marks] = storages, Bindings(bound, versions, self._told(given, copied), True)
-        return held[1]
+        return None if True in [each.is_inference() for each in constant] else tuple(map(mark_of, constant))
+
+    def _found(self, marks: Marks | None, given: Tensors) -> Bindings | None:
+        """What was packed of the constant operands, while nothing wrote into them."""
+        held = None if marks is None else self._packed.get(marks)
+        return held[1] if held and held[1].is_current(given) else None
+
+    def _is_new(self, marks: Marks | None, given: Tensors) -> bool:
+        """Whether a call sees the constant operands, as they were written last, for the first time.
+
+        Most of those are a training step's, and never seen again: to bind them takes 300 us of a CPU's call.
+        """
+        if marks is None or self._is_captured:
+            return marks is None
+        versions = [given[place]._version for place in self.constant]
+        if marks in self._seen and self._seen.pop(marks)[1] == versions:
+            return False
+        _drop(self._seen)
+        self._seen[marks] = self._storages(given), versions
+        return True
+
+    def _kept(self, marks: Marks | None, given: Tensors) -> Bindings:
+        """The plan with the constant operands bound now."""
+        bound = self._bind(given)
+        if marks is None or self._is_captured:  # packed whenever the graph runs, in memory of the graph's
+            return Bindings(bound, {}, {}, False)
+        _drop(self._packed)
+        copied = [place for place in self.constant if self._keys[place] not in bound.lent]
+        versions = {place: given[place]._version for place in copied}
+        made = Bindings(bound, versions, self._told(given, copied), True)
+        self._packed[marks] = self._storages(given), made
+        return made
+
+    def _storages(self, given: Tensors) -> Storages:
+        return tuple(StorageWeakRef(given[place].untyped_storage()) for place in self.constant)
+
+    @property
+    def _is_captured(self) -> bool:
+        return bool(self._queue and self._queue.is_capturing())
+
+    @functools.cached_property
+    def _unbound(self) -> BoundPlan:
+        """The plan for calls that give all operands."""
+        return self._bind([None] * len(self._keys))
 
     @property
     def updates(self) -> bool:
@@ -298,25 +243,31 @@ class Kernel:
         return {place: content(given[place]) for place in uncounted}
 
     def _bind(self, given: Sequence[torch.Tensor | None]) -> BoundPlan:
-        held = {place: each for place in self.constant if (each := given[place]) is not None}
-        pairs = [(each, aligned(each)) for each in held.values()]
-        values = {self._keys[place]: made for place, (_, made) in zip(held, pairs, strict=True)}
-        for key, (_, axis) in self._joins.items():
-            parts = [held[place] for place in self.constant if self._keys[place] == key]
-            values[key] = torch.cat([*map(aligned, parts)], axis)
-        if not self._joins and all(made.data_ptr() == each.data_ptr() for each, made in pairs):
+        held, values = self._held(given), self._constants(given, aligned)
+        if not self._joins and all(
+            values[self._keys[place]].data_ptr() == each.data_ptr() for place, each in held.items()
+        ):
             return self._compiled.borrow(values)
         return self._compiled.bind(**values)  # nobody else keeps a copy alive
 
-    def _drop(self) -> None:
-        """Forgets what was packed of memory that is gone; the oldest, where there is too much of it."""
-        gone = [
-            marks
-            for marks, (storages, *_) in self._packed.items()
-            if any(each.expired() for each in storages)
-        ]
-        for marks in gone or list(self._packed)[: max(0, len(self._packed) - KEPT + 1)]:
-            del self._packed[marks]
+    def _held(self, given: Sequence[torch.Tensor | None]) -> dict[int, torch.Tensor]:
+        return {place: each for place in self.constant if (each := given[place]) is not None}
+
+    def _constants(self, given: Sequence[torch.Tensor | None], reading: Reading) -> dict[str, torch.Tensor]:
+        """The constant operands that are given, readable, by key."""
+        held = self._held(given)
+        values = {self._keys[place]: reading(each) for place, each in held.items()}
+        for key, (_, axis) in self._joins.items():
+            if parts := [each for place, each in held.items() if self._keys[place] == key]:
+                values[key] = torch.cat([*map(aligned, parts)], axis)
+        return values
+
+
+def _drop(packed: dict[Marks, tuple[Storages, Any]]) -> None:
+    """Forgets what was kept of memory that is gone; the oldest, where there is too much of it."""
+    gone = [marks for marks, (storages, _) in packed.items() if any(each.expired() for each in storages)]
+    for marks in gone or list(packed)[: max(0, len(packed) - KEPT + 1)]:
+        del packed[marks]
 
 
 def kernel_on(operators: str, src: torch.Tensor) -> Kernel:
@@ -340,8 +291,8 @@ def _kernel_of(
     threads: int | None,
 ) -> Kernel:
     """By the tensor's look, which is compared faster than a plan."""
-    plan = _plan(operators, tuple(shape), strides, dtype)
-    opened, found = _opened(plan, operators), ACCURACY.match(operators)
+    plan = plan_of_look(operators, tuple(shape), strides, dtype)
+    opened, found = opened_in(plan, operators), ACCURACY.match(operators)
     accuracy: Accuracy = "default" if found is None else found[1] if found[1].isalpha() else float(found[1])
     if opened is not None:
         with contextlib.suppress(Unsupported):
@@ -377,20 +328,3 @@ def _compiled(
     plan: FusionPlan, target: str, threads: int | None, accuracy: Accuracy
 ) -> tuple[CompiledPlan, Packed]:
     return compile_plan(plan, target, threads=threads, accuracy=accuracy), {}
-
-
-def check_count(
-    plan: FusionPlan, wanted: Sequence[str], operands: Tensors, parameters: Sequence[float]
-) -> None:
-    """Checks that there are as many tensors, by their keys, and numbers as the plan takes.
-
-    Raises:
-        ArgumentError: there are not; the message lists the keys.
-    """
-    if len(operands) != len(wanted):
-        told = f"`{plan}` takes {counted(len(wanted), 'tensor')} besides src ({', '.join(wanted)})"
-        raise ArgumentError(f"{told}, got {len(operands)}")
-    numbers = [each.key for each in plan.parameters]
-    if parameters and len(parameters) != len(numbers):
-        told = f"`{plan}` takes {counted(len(numbers), 'parameter')} ({', '.join(numbers)}), or none"
-        raise ArgumentError(f"{told}, got {len(parameters)}")

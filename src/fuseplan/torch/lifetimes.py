@@ -17,10 +17,10 @@ from fuseplan.graph.memory import ALIGNMENT, Buffer
 from fuseplan.language.layouts import dense
 from fuseplan.tensors.torch_tensors import DTYPES
 from fuseplan.torch.cutting import WITHIN
-from fuseplan.torch.kernels import joins_of, plan_on
 from fuseplan.torch.lying import ALIGNMENT as VECTOR
 from fuseplan.torch.lying import beside, first, joined, laid_out, tells_views
 from fuseplan.torch.operator import launched, readable
+from fuseplan.torch.texts import joins_of, plan_on
 
 aten = torch.ops.aten
 UNWRITTEN = (aten.empty.memory_format, aten.empty_strided.default)  # their elements are any

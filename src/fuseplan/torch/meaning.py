@@ -16,7 +16,7 @@ from fuseplan.ops.windows import Window
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.plans.step import Step
 from fuseplan.tensors.torch_tensors import DTYPES
-from fuseplan.torch.kernels import given_of
+from fuseplan.torch.texts import given_of
 
 
 def evaluated(

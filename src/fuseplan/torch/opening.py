@@ -22,8 +22,8 @@ from fuseplan.graph.write import Joined
 from fuseplan.ops.attention import Attention
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.torch.described import Described
-from fuseplan.torch.kernels import given_of, operators_text
 from fuseplan.torch.reader import ReadGraph
+from fuseplan.torch.texts import given_of, operators_text
 
 Numbers = dict[Any, int]  # by torch's symbols
 

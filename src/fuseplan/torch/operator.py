@@ -23,16 +23,8 @@ from fuseplan.errors import ArgumentError
 from fuseplan.language.layouts import shared_stride
 from fuseplan.tensors.torch_tensors import DTYPES
 from fuseplan.torch import meaning
-from fuseplan.torch.kernels import (
-    NAME,
-    Tensors,
-    check_count,
-    given_of,
-    kernel_on,
-    keys_of,
-    operands_in,
-    plan_on,
-)
+from fuseplan.torch.kernels import NAME, kernel_on
+from fuseplan.torch.texts import Tensors, check_count, given_of, keys_of, operands_in, plan_on
 
 torch.library.define(
     NAME, "(str operators, Tensor src, Tensor[] given, float[] parameters) -> Tensor[]",

@@ -31,7 +31,8 @@ from fuseplan.ops.windows import Windowed
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.plans.step import Step
 from fuseplan.plans.text import operator_text
-from fuseplan.torch.kernels import JOINS, NAME, NAMED, check_count, given_of, keys_of, plan_on
+from fuseplan.torch.kernels import NAME
+from fuseplan.torch.texts import JOINS, NAMED, check_count, given_of, keys_of, plan_on
 
 Places = tuple[Placement, ...]  # of one tensor along each axis of the mesh; or of each tensor along one
 WHOLE, SUMMED = Replicate(), Partial()

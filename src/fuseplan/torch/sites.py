@@ -12,9 +12,10 @@ import torch
 from fuseplan.execution.run import BoundPlan
 from fuseplan.language.tensor import Dense, TensorSpec
 from fuseplan.tensors.torch_tensors import Likeness, alike
-from fuseplan.torch.kernels import Bindings, Kernel, Tensors, kernel_on
+from fuseplan.torch.kernels import Bindings, Kernel, kernel_on
 from fuseplan.torch.lying import ALIGNMENT, laid
 from fuseplan.torch.operator import is_seen, is_watched, readable
+from fuseplan.torch.texts import Tensors
 
 
 class _Known(NamedTuple):

@@ -30,9 +30,10 @@ from fuseplan.ops.attention import Attention
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.tensors.torch_tensors import DTYPES, NAMES
 from fuseplan.torch.intact import SDPA, WITH_GRADIENTS, arguments_of, is_plain
-from fuseplan.torch.kernels import operators_text, plan_on, target_of
+from fuseplan.torch.kernels import target_of
 from fuseplan.torch.lying import laid
 from fuseplan.torch.sites import called
+from fuseplan.torch.texts import operators_text, plan_on
 
 NAME, GRADIENTS = "fuseplan::trained_attention", "fuseplan::attention_gradients"
 WRT = ("src", "key", "value")
