@@ -59,6 +59,8 @@ FOUND_ON_GPUS = (
     "f32[3x31x3x15, bshd of bhsd] -> bias -> bias",
     "f32[2x3x40x7, dbhs of bhsd] -> bias",
     "f32[2x3x5x7, bhds of bhsd] -> bias",
+    "f32[4x3x5x8, sbhd of bhsd] -> mul_along((1, 2, 3))",
+    "f32[6x5x8, sbc of bsc] -> scale -> add_along((1, 2))",
     "f8e4m3[4x6] -> glu(relu)",
     "f8e4m3[2x5x9x3, nhwc] -> conv2d(10, kernel=3, padding=1, groups=5)",
     "f32[300] -> quantize(i8, per=block)",

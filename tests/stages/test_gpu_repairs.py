@@ -165,6 +165,25 @@ def test_what_ptxas_makes_of_pairs_that_are_used_twice(monkeypatch: pytest.Monke
     assert (merged(monkeypatch, repaired=False) == []) == is_right
 
 
+def sums_of_nothing(monkeypatch: pytest.MonkeyPatch, *, repaired: bool) -> list[str]:
+    """Instructions that add 0 to a pair of numbers."""
+    if not repaired:
+        monkeypatch.setattr(repairs, "halved", lambda ptx: ptx)
+    plan = "f32[33x2x3, nwc] -> elementwise('where(index(n) >= index(), x, 0.5)')"
+    codes = made(GpuPointwise, plan, 4)
+    lines = (line for code in codes for line in sass.listed(code.binary, compiler.PACKAGE).splitlines())
+    return [line for line in lines if re.search(r"VIADD\.16x2 R\d+, R\d+, 0x0\b", line)]
+
+
+def test_constants_are_added_to_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not sums_of_nothing(monkeypatch, repaired=True)
+
+
+def test_what_ptxas_makes_of_half_a_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_right = assembler.assembler(compiler.PACKAGE).release > (13, 0)
+    assert (not sums_of_nothing(monkeypatch, repaired=False)) == is_right
+
+
 def test_a_kernel_that_no_repair_helps_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(repairs, "overwrites_factors", lambda *_: True)
     with pytest.raises(BuildError, match=r"wrong results: registers are overwritten .* FUSEPLAN_PTXAS"):

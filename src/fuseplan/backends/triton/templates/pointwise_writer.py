@@ -29,6 +29,7 @@ from fuseplan.backends.triton.index import (
 from fuseplan.backends.triton.shell import Writer, of_launch, programs_of
 from fuseplan.kernels.emit import Slot
 from fuseplan.kernels.kernel import Kernel
+from fuseplan.language.layouts import image_strides
 from fuseplan.language.tensor import TensorSpec
 
 VECTOR = 16  # elements: a mask that changes inside of so many keeps them from being moved at once
@@ -143,13 +144,21 @@ class PointwiseWriter(Writer):
         if self.kernel.parts:
             self._parts(self.text.index("element", element), str(mask))
             return
-        inside = (start % image + lane) % image
+        inside = self._inside(element, (start % image + lane) % image)
         axes = merged((extent, stride) for extent, stride, _ in self.axes)
         where = element
         if len(axes) > 1 or any(stride != 1 for _, stride in axes):
             where = offset(self.text.index("element", element), axes)
         place = Place(str(element), "", str(inside), str(mask), "")
         self._tile(str(where), place, lambda: self._flat_channels(start, lane))
+
+    def _inside(self, element: Index, following: Index) -> Index:
+        """The place of an element of dst in one image, as that is stored; `following` where images follow."""
+        if any(axis == 0 for *_, axis in self.axes[1:]):
+            dst = self.ends[1].spec
+            steps = image_strides(dst.shape, dst.element_strides)
+            return offset(element, merged((extent, steps[axis]) for extent, _, axis in self.axes))
+        return following
 
     def _flat_channels(self, start: Index, lane: Index) -> Known | None:
         """What depends on the channel, computed once for each that the tile has."""
@@ -280,8 +289,8 @@ class PointwiseWriter(Writer):
         has_row = text.mask("has_row", row_at < rows)
         mask = text.mask("mask", has_row.at(DOWN) & has_column.at(ACROSS))
         across = column.at(ACROSS)
-        inside = (row_at % (self.image // row)).at(DOWN) * row + across
         at = text.index("at", row_at.at(DOWN) * row + across)
+        inside = self._inside(at, (row_at % (self.image // row)).at(DOWN) * row + across)
         channel, channel_mask = across, has_column.at(ACROSS)
         if self.knobs.form == "planes":
             channel_mask = ALL
