@@ -228,13 +228,28 @@ def test_only_programs_that_meet_are_launched_together() -> None:
 def test_no_choice_waits_for_programs_that_do_not_run(kind: str, text: str) -> None:
     target = parse_target(kind)
     _, kernel = lowered(text)
-    made = list(Space(kernel, target).choices())
+    made = Space(kernel, target).choices()
     assert made
     for each in made:
         assert each.programs == 1 or each.programs * each.groups <= target.processors * each.resident
         cut = Cut(kernel, each)
         assert each.programs <= cut.blocks, "a program without rows"
         assert each.groups <= cut.tiles, "a group without tiles"
+
+
+@pytest.mark.parametrize("operators", ["batch_norm_training", "relu -> batch_norm_backward(silu)"])
+def test_a_tile_of_one_channel_s_positions(operators: str) -> None:
+    """A tile of rows, whose columns are the positions of one channel: one number is for all of them."""
+    for programs, unrolled in ((1, 2), (1, 0), (2, 2)):
+        template = GpuNormalization("rows", 2, 256, unrolled, programs, 1, 4, 1)
+        assert_right(f"f32[5x1x16x16] -> {operators}", template)
+
+
+def test_a_plan_whose_tiles_fit_no_registers_has_a_candidate() -> None:
+    _, kernel = lowered("f8e4m3[5x15] -> save(s0) -> minimum -> mish -> batch_norm_training(saved=False)")
+    space = Space(kernel, H100)
+    assert not any(map(space.fits, space.made()))
+    assert len(space.choices()) == 1
 
 
 def test_beyond_two_to_the_31_offsets_are_wide() -> None:

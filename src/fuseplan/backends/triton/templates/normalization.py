@@ -5,7 +5,7 @@ Behind the template: which ways to cut a kernel are worth trying.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, product
 from math import ceil, log2, prod
@@ -135,8 +135,13 @@ class Space:
         is_long = any(not LONG.isdisjoint(calls(formula)) for formula in formulas_of(kernel))
         self.inside = INSIDE if is_long else 0
 
-    def choices(self) -> Iterator[Knobs]:
-        """All of them."""
+    def choices(self) -> Sequence[Knobs]:
+        """All whose programs registers hold; where none is, the one that spills least."""
+        made = [each for each in self.made() if self.target.warp * each.warps * each.resident <= MOST_THREADS]
+        return [each for each in made if self.fits(each)] or [min(made, key=self.registers)]
+
+    def made(self) -> Iterator[Knobs]:
+        """All, whether registers hold them or not."""
         vector = 16 // max(self.kernel.src.itemsize, self.kernel.dst.itemsize)
         for (form, columns), (warps, resident), unrolled in product(self.shapes(), RESIDENT, UNROLLED):
             tile = warps * self.target.warp * vector
@@ -167,19 +172,16 @@ class Space:
         for programs, groups in sorted(found):
             made = replace(choice, programs=programs, groups=groups)
             is_double = programs == 1 and choice.resident > FEWEST[choice.warps]
-            if not is_double and self.fits(made):
+            if not is_double:
                 yield made
 
     def fits(self, choice: Knobs) -> bool:
         """Whether the registers of a processor hold the programs."""
-        threads = self.target.warp * choice.warps
-        if threads * choice.resident > MOST_THREADS:
-            return False
-        room = min(MOST, REGISTERS // (32 * choice.warps * choice.resident))
-        return self.registers(choice, threads) <= room
+        return self.registers(choice) <= min(MOST, REGISTERS // (32 * choice.warps * choice.resident))
 
-    def registers(self, choice: Knobs, threads: int) -> float:
+    def registers(self, choice: Knobs) -> float:
         """What a thread needs, nearly: of 230 kernels that spill over 100 bytes it foresees nine in ten."""
+        threads = self.target.warp * choice.warps
         cut, each = Cut(self.kernel, choice), choice.rows * choice.columns / threads
         words, place = self.tensors * self.kernel.src.itemsize / 4, PLACE
         if not cut.is_aligned:  # each element has a register of its own, and so has its place

@@ -63,7 +63,7 @@ class Reader:
     def known(self, stages: Sequence[Stage]) -> Known:
         """What stages need that depends on the channel alone."""
         known = self.elements.prepare(str(self.cut.channel), str(self.cut.has_channel), stages)
-        return self.elements.spread(known, "which", stages) if self.cut.segment > 1 else known
+        return self.elements.spread(known, "which", stages) if self.cut.spreads else known
 
     @contextmanager
     def blocks(self, is_backward: bool) -> Iterator[list[Index]]:

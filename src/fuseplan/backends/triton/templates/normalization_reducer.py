@@ -150,7 +150,7 @@ class Reducer:
 
     def _by_column(self, number: str) -> str:
         """A number of each channel where its columns are."""
-        return self.text.let("guess", f"tl.gather({number}, which, 0)") if self.cut.segment > 1 else number
+        return self.text.let("guess", f"tl.gather({number}, which, 0)") if self.cut.spreads else number
 
     def _moments(self, visit: Visit, first: Visit | None, pivot: str) -> list[str]:
         """Mean and variance; tiles are less `pivot`. `first` gives the first one, where tiles are kept."""

@@ -129,6 +129,11 @@ class Cut:
         """Whether rows, or planes, are whole vectors, and elements can be moved so."""
         return divides(VECTOR // self.kernel.dst.itemsize, self.area if self.is_planes else self.row)
 
+    @property
+    def spreads(self) -> bool:
+        """Whether a tile of rows has numbers for several columns each, of which `which` tells a column's."""
+        return self.segment > 1 and self.numbers > 1
+
     # ---- text
 
     def begin(self, text: Text, tile: Index) -> None:
