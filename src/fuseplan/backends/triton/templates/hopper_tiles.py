@@ -157,10 +157,10 @@ class Geometry:
 
     @cached_property
     def is_flat(self) -> bool:
-        """Whether rows are one axis."""
+        """Whether rows are one axis: those of a transposed convolution lie a stride apart in dst."""
         contraction = self.conv
-        one_weight = not contraction.weight_per_batch
-        return contraction.is_matrix_product and one_weight and _even(self.src) and _even(self.kernel.dst)
+        is_plain = not (contraction.weight_per_batch or self.joint)
+        return contraction.is_matrix_product and is_plain and _even(self.src) and _even(self.kernel.dst)
 
     @cached_property
     def axes(self) -> tuple[Axis, ...]:
