@@ -30,7 +30,8 @@ PLANS = (
     "f32[8x64x30x31] -> conv2d(136, kernel=3, padding=1, precision=tf32) -> batch_norm -> add -> relu",
     "f32[8x40x31x31, nhwc] -> conv2d(64, kernel=3, stride=2, padding=1, precision=tf32) -> bias -> add",
     "f32[4x64x33x40] -> conv_transpose2d(64, kernel=4, stride=2, padding=1, precision=tf32) -> bias",
-    "f32[3x55x23x19] -> conv_transpose2d(30, kernel=2, stride=2, precision=tf32) -> add -> mul_along((1, 2, 3))",
+    "f32[3x55x23x19] -> conv_transpose2d(30, kernel=2, stride=2, precision=tf32) -> add"
+    " -> batch_norm(per_activation)",
     "f32[2x3x17x33x32] -> conv3d(24, kernel=3, precision=tf32) -> bias",
     "f32[1000x520] -> matmul(1304, precision=tf32) -> bias",
     "bf16[4100x523] -> matmul(1304) -> bias -> gelu(approximate=tanh)",

@@ -74,7 +74,8 @@ PLANS = (
     "f32[1x8x31x50] -> conv_transpose2d(12, kernel=(2, 6), stride=(2, 3), precision=tf32)"
     " -> batch_norm(per_activation)",
     "f32[2x9x8x11] -> conv_transpose2d(40, kernel=3, padding=1, precision=tf32) -> bias",
-    "f32[1x55x23x9] -> conv_transpose2d(6, kernel=2, stride=2, precision=tf32) -> add -> mul_along((1, 2, 3))",
+    "f32[1x55x23x9] -> conv_transpose2d(6, kernel=2, stride=2, precision=tf32) -> add"
+    " -> batch_norm(per_activation)",
     "f32[2x12x23x9] -> conv_transpose2d(20, kernel=(3, 2), stride=(3, 2), precision=tf32) -> add",
     "f32[2x64x8x8] -> conv2d(64, kernel=3, padding=1, groups=2, precision=tf32) -> bias -> relu",
     "f32[3x8x33] -> conv1d(16, kernel=5, padding=2, precision=tf32) -> elementwise('x * index(c)')",

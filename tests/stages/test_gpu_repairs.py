@@ -12,6 +12,7 @@ import fuseplan
 from fuseplan.backends.triton import TRITON, assembler, compiler, repairs, sass
 from fuseplan.backends.triton.artifact import Artifact
 from fuseplan.backends.triton.template import GpuTemplate
+from fuseplan.backends.triton.templates.attention import GpuAttention
 from fuseplan.backends.triton.templates.hopper import Hopper
 from fuseplan.backends.triton.templates.pointwise import GpuPointwise
 from fuseplan.backends.triton.templates.product import Product
@@ -182,6 +183,38 @@ def test_constants_are_added_to_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_ptxas_makes_of_half_a_sum(monkeypatch: pytest.MonkeyPatch) -> None:
     is_right = assembler.assembler(compiler.PACKAGE).release > (13, 0)
     assert (not sums_of_nothing(monkeypatch, repaired=False)) == is_right
+
+
+def unwritten(listing: str) -> list[str]:
+    """Instructions that read a uniform register which none above them writes."""
+    found, written = list[str](), set[int]()
+    for line in sass.parsed(listing).lines:
+        name, _, rest = line.text.partition(" ")
+        registers = [int(each) for each in re.findall(r"\bUR(\d+)\b", rest)]
+        is_written = rest.startswith("UR") and not name.startswith("ST")
+        if product := sass.PRODUCT.match(line.text):  # four, the first two for a factor that is not there
+            registers = list(range(registers[0] + 2 * bool(product[1]), registers[0] + 4))
+        found += [line.text for each in registers[is_written:] if each not in written]
+        if is_written:
+            written |= set(range(registers[0], registers[0] + 1 + bool(re.search(r"\.64|WIDE", name))))
+    return found
+
+
+def descriptors(monkeypatch: pytest.MonkeyPatch, *, repaired: bool) -> list[str]:
+    """Instructions of an attention that read what nothing wrote: its heads are read in 64 and 32 elements."""
+    if not repaired:
+        monkeypatch.setattr(repairs, "in_words", lambda ptx: ptx)
+    (code,) = made(GpuAttention, "f16[2x6x16x96] -> attention(keys=48, key_heads=2)", 1)
+    return unwritten(sass.listed(code.binary, compiler.PACKAGE, "-ndf"))
+
+
+def test_descriptors_of_several_kinds_are_added_to_what_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert descriptors(monkeypatch, repaired=True) == []
+
+
+def test_what_ptxas_makes_of_descriptors_of_several_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_right = assembler.assembler(compiler.PACKAGE).release >= (12, 9)
+    assert (descriptors(monkeypatch, repaired=False) == []) == is_right
 
 
 def test_a_kernel_that_no_repair_helps_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

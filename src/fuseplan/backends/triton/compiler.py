@@ -161,7 +161,7 @@ class _Making:
         Raises:
             UnsoundCodeError: no repair helps.
         """
-        text, repaired, fault = "", repairs.halved(repairs.unmerged(repairs.fenced(ptx))), ""
+        text, repaired, fault = "", repairs.known(ptx), ""
         while text != repaired:
             text = repaired
             cubin, log = self.assembler.assembled(text, self.gpu.arch, self.source.text)

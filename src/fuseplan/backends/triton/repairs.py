@@ -28,7 +28,15 @@ BLOCK_END = re.compile(r"(@!?%\w+\s+)?bra\b|\$\w+:")
 COPIED = re.compile(r"cp\.async\.wait_(group|all)\b")
 TO_FP8 = re.compile(r"(cvt\.rn\.satfinite\.e\dm\dx2\.f32)\s+(%rs\d+), *(%r\d+), *(%r\d+);")
 PAIR_SUM = re.compile(r"add\.s16x2\s+(%r\d+), *(%r\d+), *(%r\d+);")
+# Descriptors of matrices in shared memory: their kind, and maybe a distance, added to where a matrix lies.
+DESCRIPTOR = re.compile(r"(add\.s64|or\.b64)\s+(%rd\d+), (%rd\d+), (-?\d{10,});")
+WORD = 2**32
 FENCE = "fence.proxy.async.shared::cta;"
+
+
+def known(ptx: str) -> str:
+    """PTX with the repairs of what an assembler may get wrong, or lacks, whatever it makes of it."""
+    return in_words(halved(unmerged(fenced(ptx))))
 
 
 def fenced(ptx: str) -> str:
@@ -91,6 +99,30 @@ def halved(ptx: str) -> str:
         r" add.s16 a, a, c; add.s16 b, b, d; mov.b32 \1, {a, b}; }",
         ptx,
     )
+
+
+def in_words(ptx: str) -> str:
+    """PTX in which descriptors of several kinds of one place are added up in words of 32 bits.
+
+    ptxas 12.8 adds to uniform registers that nothing was written to where two kinds follow from one place, as
+    those of 64 and of 32 elements: `f16[2x6x16x96] -> attention(keys=48, key_heads=2)` gave other numbers on
+    an H200, and read memory that was not there. 12.9 is right.
+    """
+    found = DESCRIPTOR.findall(ptx)
+    kinds = {(place, int(number) % WORD**2 // WORD) for _, _, place, number in found}
+    several = {place for place, count in Counter(place for place, _ in kinds).items() if count > 1}
+
+    def apart(found: re.Match[str]) -> str:
+        how, descriptor, place, number = found.groups()
+        if how == "or.b64" or place not in several:
+            return found[0]
+        high, low = divmod(int(number) % WORD**2, WORD)
+        return (
+            f"{{ .reg .b32 low, high; mov.b64 {{low, high}}, {place}; add.cc.u32 low, low, {low};"
+            f" addc.u32 high, high, {high}; mov.b64 {descriptor}, {{low, high}}; }}"
+        )
+
+    return DESCRIPTOR.sub(apart, ptx) if several and "wgmma.mma_async" in ptx else ptx
 
 
 def overwrites_factors(ptx: str, cubin: bytes, package: Path) -> bool:
