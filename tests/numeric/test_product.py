@@ -186,6 +186,14 @@ def test_every_candidate(plan: str) -> None:
         assert_interpreted(plan, each)
 
 
+def test_what_a_prologue_reads_of_each_element_takes_shared_memory() -> None:
+    """Such tiles of 64 rows and 256 channels took 278,528 bytes, more than a program on sm_90 has."""
+    sizes = ("matmul(784)", "mul -> matmul(784)")
+    plain, beside = (candidates(f"bf16[2x32x448] -> {each}")[0] for each in sizes)
+    assert (plain.rows, plain.depth) == (64, 256)
+    assert beside.rows * beside.depth < 64 * 256
+
+
 def test_copies_need_sixteen_bytes() -> None:
     assert any(each.maps for each in candidates("f16[90x72] -> matmul(100)"))
     assert any(each.maps for each in candidates("f16[1x4096] -> linear(64)"))

@@ -49,7 +49,7 @@ def lower(match: Match) -> Kernel:
     if isinstance(last.op, Within) and last.dst.layout != last.src.layout:
         # No reduction's template writes ranges.
         dst = kernel.dst if kernel.has_cells else last.src.canonical
-        if last.op.layout is not None:
+        if last.op.layout is not None and not kernel.has_cells:
             dst = TensorSpec(dst.shape, dst.dtype, last.op.layout)
         kernel = replace(kernel, dst=dst, whole=last.op.features)
     if not match.opened:

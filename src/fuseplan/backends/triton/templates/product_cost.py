@@ -193,9 +193,14 @@ def is_narrow(kernel: Kernel) -> bool:
 
 
 def shared_bytes(knobs: Knobs, kernel: Kernel) -> int:
-    """Shared memory of one program: the tiles under way, of joined elements one, and 1 KiB besides."""
+    """Shared memory of one program: the tiles under way, of joined elements one, and 1 KiB besides.
+
+    What a prologue reads of each element comes with src.
+    """
     stages = max(1, knobs.stages)
     rows = knobs.rows * (1 if knobs.joined > 1 else stages)
     weights = knobs.features * knobs.weights * stages
-    held = rows * kernel.src.itemsize + weights * dtype_of(kernel.weight.dtype).itemsize
+    beside = (each for each in kernel.operands if each.role == "prologue" and not each.packed)
+    element = kernel.src.itemsize + sum(dtype_of(each.dtype).itemsize for each in beside)
+    held = rows * element + weights * dtype_of(kernel.weight.dtype).itemsize
     return max(1024, held * knobs.depth) + 1024
