@@ -157,6 +157,12 @@ def test_plans_that_were_wrong(text: str) -> None:
     check(FusionPlan.parse(text), 1)
 
 
+def test_a_plan_whose_axes_an_embedding_makes_prints() -> None:
+    """The text asks which operators have channels: one reads an axis that src has not."""
+    text = "i64[9x16] -> embedding(15, features=2, dtype=f32) -> glu_backward(silu, axis=s) -> layer_norm"
+    assert str(FusionPlan.parse(text)) == text
+
+
 def test_nan_beside_infinity_is_in_the_logarithm_of_a_sum() -> None:
     compiled = compile_plan("f32[2x3] -> logsumexp(1)", cache=False)
     made = compiled(np.array([[np.inf, np.nan, 1], [np.inf, 0, -np.inf]], np.float32))

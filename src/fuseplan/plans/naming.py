@@ -31,18 +31,17 @@ def named(src: TensorSpec, ops: Sequence[Op], write: Write) -> TensorSpec:
     if src.is_layout_said or src.names == ROWS[src.rank]:
         return src
     rows = src.with_names(ROWS[src.rank])
-    for index, op in enumerate(ops[:first]):
-        if _is_per_channel(op, rows):
-            last = src.shape[-1]
-            raise PlanError(
-                f"{op.name}: its channels may be axis 1, of extent {src.shape[1]}, or the last axis, "
-                f"of extent {last}",
-                got=f"{src}, and {ops[first].name} after it, which reads the last axis",
-                remedy=f"For the last axis:\n  {write(rows, ops)}\nFor axis 1, run it before the plan",
-                text=write(src, ops),
-                operator=index,
-            )
-    return rows
+    index = _first_per_channel(rows, ops[:first])
+    if index is None:
+        return rows
+    raise PlanError(
+        f"{ops[index].name}: its channels may be axis 1, of extent {src.shape[1]}, or the last axis, "
+        f"of extent {src.shape[-1]}",
+        got=f"{src}, and {ops[first].name} after it, which reads the last axis",
+        remedy=f"For the last axis:\n  {write(rows, ops)}\nFor axis 1, run it before the plan",
+        text=write(src, ops),
+        operator=index,
+    )
 
 
 def are_implied(src: TensorSpec, ops: Sequence[Op]) -> bool:
@@ -52,11 +51,19 @@ def are_implied(src: TensorSpec, ops: Sequence[Op]) -> bool:
     first = next((index for index, op in enumerate(ops) if op.reads), None)
     if first is None or ops[first].reads != "rows":
         return False
-    return not any(_is_per_channel(op, src) for op in ops[:first])
+    return _first_per_channel(src, ops[:first]) is None
 
 
-def _is_per_channel(op: Op, src: TensorSpec) -> bool:
-    return any(each.per == "channel" for each in op.operands(src))
+def _first_per_channel(src: TensorSpec, ops: Sequence[Op]) -> int | None:
+    """The first operator with an operand per channel; None without one, or behind one that cannot be."""
+    for index, op in enumerate(ops):
+        try:
+            if any(each.per == "channel" for each in op.operands(src)):
+                return index
+            src = op.output(src)
+        except PlanError:
+            break  # the plan says so when it takes the operator
+    return None
 
 
 def check(src: TensorSpec, ops: Sequence[Op], write: Write) -> None:
