@@ -159,7 +159,7 @@ def test_plans_that_were_wrong(text: str) -> None:
 
 def test_a_plan_whose_axes_an_embedding_makes_prints() -> None:
     """The text asks which operators have channels: one reads an axis that src has not."""
-    text = "i64[9x16] -> embedding(15, features=2, dtype=f32) -> glu_backward(silu, axis=s) -> layer_norm"
+    text = "i64[9x16] -> embedding(15, features=2) -> glu_backward(silu, axis=s) -> layer_norm"
     assert str(FusionPlan.parse(text)) == text
 
 
