@@ -221,15 +221,23 @@ def test_quantized_models_before_opset_19_have_a_meaning_in_float64() -> None:
         ours.report()
 
 
-def test_a_split_may_leave_out_a_result() -> None:
+@pytest.mark.parametrize("is_inside", [False, True])
+def test_a_split_may_leave_out_a_result(is_inside: bool) -> None:
     """onnxruntime 1.32 ends the process there."""
-    node = helper.make_node("Split", ["x"], ["a", "", "c"], axis=1, num_outputs=3)
-    proto = model([node], {"x": (2, 6)}, ["a", "c"], {})
+    nodes = [
+        helper.make_node("Split", ["x"], ["a", "", "c"], axis=1, num_outputs=3),
+        helper.make_node("Concat", ["a", "c"], ["y"], axis=1),
+    ]
+    if is_inside:
+        branch = helper.make_graph(nodes, "branch", [], [onnx.ValueInfoProto(name="y")])
+        nodes = [helper.make_node("If", ["yes"], ["y"], then_branch=branch, else_branch=branch)]
+    proto = model(nodes, {"x": (2, 6), "yes": ()}, ["y"], {})
     for each in (*proto.graph.input, *proto.graph.output):
-        each.type.tensor_type.elem_type = TensorProto.INT64
+        is_condition = each.name == "yes"
+        each.type.tensor_type.elem_type = TensorProto.BOOL if is_condition else TensorProto.INT64
     x = np.arange(12).reshape(2, 6)
-    first, last = fuseplan.onnx.load(proto).run(None, {"x": x})
-    np.testing.assert_array_equal(np.hstack([first, last]), x[:, [0, 1, 4, 5]])
+    (made,) = fuseplan.onnx.load(proto).run(None, {"x": x, "yes": np.array(True)})
+    np.testing.assert_array_equal(made, x[:, [0, 1, 4, 5]])
 
 
 def test_a_call_may_give_tensors_that_the_model_has() -> None:
@@ -304,3 +312,15 @@ def test_the_types_of_operators_that_onnx_calls_deprecated_are_known() -> None:
     given = {"x": RNG.standard_normal((1, 2, 4, 4), np.float32), "s": weights(1), "b": weights(1)}
     ours: OnnxModel = fuseplan.onnx.load(proto, threads=1)
     np.testing.assert_allclose(ours.run(None, given)[0], ours.peer(given)()[0], rtol=1e-5, atol=1e-6)
+
+
+def test_operators_inside_of_others_are_checked_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ONNX's reference evaluator gave a branch's Hardmax along all axes from the first."""
+    branch = helper.make_graph(
+        [helper.make_node("Hardmax", ["x"], ["h"], axis=0)], "branch", [], [onnx.ValueInfoProto(name="h")]
+    )
+    nodes = [helper.make_node("If", ["yes"], ["y"], then_branch=branch, else_branch=branch)]
+    proto = model(nodes, {"x": [2, 2]}, ["y"], {"yes": np.array(True)})
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(BuildError, match="its Hardmax gives another result than ONNX defines"):
+        fuseplan.onnx.load(proto, threads=1).run(None, {"x": np.ones((2, 2), np.float32)})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
@@ -127,9 +127,18 @@ class Onnx:
 
 def _check(model: Any, is_different: Callable[[Any], bool]) -> None:
     """Refuses operators whose results are others than ONNX defines; a BuildError."""
-    for node in model.graph.node:
+    for node in _nodes(model.graph):
         if is_different(node):
             raise BuildError(f"its {node.op_type} gives another result than ONNX defines")
+
+
+def _nodes(graph: Any) -> Iterator[Any]:
+    """The nodes of a graph and of its inner graphs."""
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                yield from _nodes(inner)
 
 
 def _differs(node: Any) -> bool:
@@ -167,7 +176,7 @@ def session_of(model: Any, threads: int, *, profiled: str = "") -> Any:
         raise BuildError("onnxruntime is not installed: `pip install onnxruntime`")
     import onnxruntime
 
-    if any(each.op_type == "Split" and "" in each.output for each in model.graph.node):  # 1.32 crashes
+    if any(each.op_type == "Split" and "" in each.output for each in _nodes(model.graph)):  # 1.32 crashes
         raise BuildError("it ends the process at a Split without all of its results")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
