@@ -242,8 +242,10 @@ def test_forward_mode_is_torchs_or_refused() -> None:
     module, src = Rows(), torch.randn(3, 6)
     whole = fused.fuse(module, src)
     _same(torch.func.jvp(whole, (src,), (src,)), torch.func.jvp(module, (src,), (src,)))
-    with torch.no_grad(), pytest.raises(ArgumentError, match=r"torch.func.jvp"):
-        torch.func.jvp(whole, (src,), (src,))
+    with torch.no_grad():
+        _same(torch.func.jvp(whole, (src,), (src,)), torch.func.jvp(module, (src,), (src,)))
+        with pytest.raises(ArgumentError, match=r"torch.func.jvp"):
+            torch.func.jvp(lambda x: fused.run("relu", x), (src,), (src,))
 
 
 def test_a_view_that_negates_its_storage() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fuseplan.torch as fused
@@ -45,3 +46,11 @@ def test_fake_and_mapped_tensors_are_seen() -> None:
         assert fused.run("relu", torch.empty(3, 4)).shape == (3, 4)
     with torch.no_grad(), pytest.raises(RuntimeError, match="Batching rule"):
         torch.func.vmap(lambda row: fused.run("relu", row))(torch.randn(2, 3, 4))
+
+
+def test_fused_modules_are_torchs_under_its_transforms() -> None:
+    """Plans have no rule for a mapped tensor, and no tangent."""
+    plain, src = nn.Sequential(nn.Linear(4, 3), nn.ReLU()), torch.randn(2, 1, 4)
+    made = fused.fuse(plain, src[0])
+    with torch.no_grad():
+        torch.testing.assert_close(torch.func.vmap(made)(src), plain(src))

@@ -44,6 +44,19 @@ def test_an_example_of_another_shape_is_told_without_logs(caplog: pytest.LogCapt
     assert not [each for each in caplog.records if each.levelno >= logging.WARNING]
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # torch's own
+def test_a_scripted_submodule_is_for_torch_compile() -> None:
+    """torch.export fails within it, by an error such as a call with other arguments gives."""
+    module = nn.Sequential(torch.jit.script(nn.Sequential(nn.Linear(4, 3), nn.ReLU())), nn.Linear(3, 2))
+    src = torch.randn(5, 4)
+    with pytest.raises(
+        ArgumentError, match=r"run\? If so, torch.compile\(module, backend=.fuseplan.\) takes"
+    ):
+        fused.fuse(module, src)
+    with torch.no_grad():
+        torch.testing.assert_close(_compiled(module)(src), module(src))
+
+
 @pytest.mark.parametrize(
     ("axis", "count", "remedy"),
     [(0, 1, "an example with an extent of 2 or more"), (1, 16, "leave it out of")],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -35,6 +36,10 @@ OWN = ("", "ai.onnx")
 TRACE = "pkg.torch.onnx.stack_trace"  # PyTorch's exporter keeps the lines of source here
 SHAPES = ("Shape", "Size")
 VIEWS = ("Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")  # of constants, these take no memory
+NOT_INFERRED = (
+    defs.SchemaError, shape_inference.InferenceError, checker.ValidationError,
+    RuntimeError, ValueError, KeyError,
+)  # fmt: skip
 _DONE = Reason(Why.CONSUMER)  # the row's operators are added
 
 
@@ -253,7 +258,7 @@ class _Reader:
     def _computed(self, node: Any, inputs: list[str]) -> list[Any] | None:
         """The results of a node on constants; None where it has other inputs, or makes too much."""
         constants = self.parts.constants
-        distinct = dict(zip(node.input, inputs, strict=False))
+        distinct = dict(zip((*node.input, *inputs[len(node.input) :]), inputs, strict=True))
         if node.op_type in RANDOM or any(name and name not in constants for name in inputs):
             return None
         is_view = node.domain in OWN and node.op_type in VIEWS
@@ -276,29 +281,25 @@ class _Reader:
         """The types of a node's results; of unknown shape, or no type, where ONNX does not tell."""
         unknown = tuple(Type(None, "?") for _ in node.output)
         domain = "" if node.domain in OWN else node.domain
-        version = self.opsets.get(domain, 1)
-        if not defs.has(node.op_type, version, domain):
-            named = zip(node.input, inputs, strict=False)
-            return types_told(self.model, node, {name: self.types[each] for name, each in named if name})
-        types, data = {}, {}
         inside = inputs[len(node.input) :]  # inner graphs have no other names for them
-        for name, renamed in zip((*node.input, *inside), inputs, strict=True):
-            made = proto_of_type(self.types[renamed]) if name else None
-            if name and made is None:
-                return unknown
-            if name:
-                types[name] = made
-            array = self.parts.constants.get(renamed)
-            if name and array is not None and array.size <= limits.SHAPE_ELEMENTS:
+        renamed = {name: each for name, each in zip((*node.input, *inside), inputs, strict=True) if name}
+        given = {name: self.types[each] for name, each in renamed.items()}
+        types, data = {name: proto_of_type(made) for name, made in given.items()}, {}
+        if None in types.values():
+            return unknown
+        for name, each in renamed.items():
+            array = self.parts.constants.get(each)
+            if array is not None and array.size <= limits.SHAPE_ELEMENTS:
                 data[name] = numpy_helper.from_array(array)
-        schema = defs.get_schema(node.op_type, version, domain)
         opsets = [helper.make_opsetid(*each) for each in self.opsets.items()]
-        try:
+        found = {}
+        with contextlib.suppress(*NOT_INFERRED):
+            schema = defs.get_schema(node.op_type, self.opsets.get(domain, 1), domain)
             found = shape_inference.infer_node_outputs(
                 schema, node, types, data, opset_imports=opsets, ir_version=self.model.ir_version or 8
             )
-        except (shape_inference.InferenceError, checker.ValidationError, RuntimeError, ValueError, KeyError):
-            return unknown
+        if not found:  # ONNX does not define it, or calls it deprecated: GroupNormalization before opset 21
+            return types_told(self.model, node, given)
         return tuple(
             type_of_proto(found[name]) if name in found else each
             for name, each in zip(node.output, unknown, strict=True)

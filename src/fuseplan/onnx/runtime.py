@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
@@ -21,7 +21,7 @@ from fuseplan.graph.node import Node, told
 from fuseplan.graph.op import Tensor
 from fuseplan.graph.schedule import Unit, unit_of
 from fuseplan.graph.type import FLOATS, WORDS, Type, types_of, word_of
-from fuseplan.onnx.protos import proto_of_node, proto_of_type
+from fuseplan.onnx.protos import proto_of_node, proto_of_type, read_inside
 
 Run = Callable[[Sequence[Any]], Sequence[Any]]
 RUNTIME, REFERENCE, PARTS = "onnxruntime", "onnx's reference evaluator", "both"
@@ -31,13 +31,15 @@ KNOWN = ("f64", "f32", "f16", "i64", "i32", "i16", "i8", "u64", "u32", "u16", "u
 DIFFERENT: dict[str, Callable[[Any], bool]] = {
     "Attention": lambda node: len(node.output) > 3,
     "MaxUnpool": lambda node: len(node.input) > 2,
-    "Resize": lambda node: any(each.s == b"align_corners" for each in node.attribute),
 }
 # And those of which ONNX's reference evaluator of onnx 1.23 does, by node and opset.
 UNLIKE: dict[str, Callable[[Any, int], bool]] = {
     **dict.fromkeys(("GlobalMaxPool", "Hardmax", "LpNormalization", "LRN"), lambda node, opset: True),
     **dict.fromkeys(("LogSoftmax", "Softmax"), lambda node, opset: opset < 13),
     "BatchNormalization": lambda node, opset: opset < 14,
+    "Loop": lambda node, opset: not [*node.input, ""][1],  # no condition is false to it
+    # Of scales, the length that it takes for the result's has a fraction.
+    "Resize": lambda node, opset: any(each.s == b"align_corners" for each in node.attribute),
     **dict.fromkeys(
         ("AveragePool", "ConvTranspose", "LpPool", "MaxPool"),
         lambda node, _: any(
@@ -125,9 +127,18 @@ class Onnx:
 
 def _check(model: Any, is_different: Callable[[Any], bool]) -> None:
     """Refuses operators whose results are others than ONNX defines; a BuildError."""
-    for node in model.graph.node:
+    for node in _nodes(model.graph):
         if is_different(node):
             raise BuildError(f"its {node.op_type} gives another result than ONNX defines")
+
+
+def _nodes(graph: Any) -> Iterator[Any]:
+    """The nodes of a graph and of its inner graphs."""
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                yield from _nodes(inner)
 
 
 def _differs(node: Any) -> bool:
@@ -165,7 +176,7 @@ def session_of(model: Any, threads: int, *, profiled: str = "") -> Any:
         raise BuildError("onnxruntime is not installed: `pip install onnxruntime`")
     import onnxruntime
 
-    if any(each.op_type == "Split" and "" in each.output for each in model.graph.node):  # 1.32 crashes
+    if any(each.op_type == "Split" and "" in each.output for each in _nodes(model.graph)):  # 1.32 crashes
         raise BuildError("it ends the process at a Split without all of its results")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
@@ -293,7 +304,8 @@ def computed(model: Any, node: Any, given: Sequence[Tensor], is_view: bool) -> l
 
     None where nothing runs it.
     """
-    values = dict(zip(dict.fromkeys(filter(None, node.input)), given, strict=True))
+    read = dict.fromkeys((*filter(None, node.input), *read_inside(node.attribute)))
+    values = dict(zip(read, given, strict=True))
     single = _single(model, node, values)
     for way in (_by_reference,) if is_view else (_by_runtime, _by_reference):
         with contextlib.suppress(Exception):

@@ -32,6 +32,7 @@ from fuseplan.torch.attending import attention, hidden, repeated, safe_softmax
 from fuseplan.torch.flexible import FLEX, READ, flexible, left
 from fuseplan.torch.given import Given
 from fuseplan.torch.gradients import GRADIENTS
+from fuseplan.torch.layers import usual_epsilon
 from fuseplan.torch.ranges import SPLITS, gated, joined, part, selected, sliced
 from fuseplan.torch.windows import adaptive_mean, convolution, pad, pool, transposed
 
@@ -203,13 +204,12 @@ def _batch_norm(given: Given) -> str:
 
 def _rows(make: Callable[..., Op], names: tuple[str, ...], has_default: bool) -> Row:
     def row(given: Given) -> str:
-        src = given.tensor("input")
         if len(given.integers("normalized_shape")) != 1:
             raise LeftError(Why.SHAPE, "a norm over several axes")
         is_usual = has_default and not given.has("eps")
-        epsilon = torch.finfo(given.node.meta["val"].dtype).eps if is_usual else given.number("eps")
+        epsilon = usual_epsilon(given.node.meta["val"].dtype) if is_usual else given.number("eps")
         operands = _affine(given, names)
-        return given.layer(make(affine=bool(operands), epsilon=epsilon), src, *operands)
+        return given.layer(make(affine=bool(operands), epsilon=epsilon), given.tensor("input"), *operands)
 
     return row
 

@@ -372,7 +372,7 @@ def _told(module: nn.Module, error: Exception) -> str:
     is_own = type(error).__module__ == "builtins"
     is_own = is_own and (bool(own) or not isinstance(error, AssertionError | AttributeError))  # else torch's
     remedy = NO_TREE if "in output, which" in reason else NOT_CALLED if is_own else COMPILED
-    if is_own and isinstance(error, RuntimeError):  # the module's, or torch.export's
+    if is_own and isinstance(error, RuntimeError | TypeError):  # the module's, or torch.export's
         remedy += f" If so, {COMPILED}"
     if "`dynamic_shapes`" in reason:
         reason, remedy = reason.partition(" Alternatively")[0], LIKE_ARGUMENTS

@@ -28,7 +28,7 @@ from fuseplan.torch.cutting import Fusion, fused
 from fuseplan.torch.exporting import Exported, exported
 from fuseplan.torch.lifetimes import storages
 from fuseplan.torch.opening import Extents
-from fuseplan.torch.operator import PLAIN, is_for_onnx, is_observed
+from fuseplan.torch.operator import PLAIN, is_for_onnx, is_observed, is_transformed
 from fuseplan.torch.recomputed import Recomputed, has_own_gradients, is_random
 from fuseplan.torch.reporting import report_of, trace
 from fuseplan.torch.turns import key_of, lost, timed
@@ -136,7 +136,7 @@ class Fused:
         trace(lambda: self.report)
 
     def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
-        if is_for_onnx() or not self.cut.sites:
+        if not self.cut.sites or is_for_onnx() or is_transformed():
             return self._own(inputs, kwargs)
         is_flat = len(inputs) == self._flat and not kwargs
         if is_flat and all(isinstance(each, torch.Tensor) for each in inputs):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from fuseplan.errors import PlanError
 from fuseplan.language.tensor import TensorSpec
@@ -102,9 +104,21 @@ def _layer_norm(module: nn.LayerNorm) -> Iterator[Layer]:
 def _rms_norm(module: Any) -> Iterator[Layer]:
     _check_rows(module)
     dtype = torch.float32 if module.weight is None else module.weight.dtype
-    epsilon = torch.finfo(dtype).eps if module.eps is None else module.eps
+    epsilon = usual_epsilon(dtype) if module.eps is None else module.eps
     is_affine = module.weight is not None
     yield Layer(RmsNorm(affine=is_affine, epsilon=epsilon), module, ("weight",) * is_affine)
+
+
+@cache
+def usual_epsilon(dtype: torch.dtype) -> float:
+    """What torch's `rms_norm` adds unless it is told: for 16 bits the epsilon of f32, which it computes in.
+
+    Its documentation, and its first versions, have that of the dtype.
+    """
+    with _disable_current_modes():
+        made = nn.functional.rms_norm(torch.full((1,), 2.0**-12, dtype=dtype, device="cpu"), (1,))
+    is_wide = made.item() > 0.1  # 0.58 with that of f32, 0.008 and 0.003 with those of f16 and bf16
+    return float(torch.finfo(torch.promote_types(dtype, torch.float32) if is_wide else dtype).eps)
 
 
 def _group_norm(module: nn.GroupNorm) -> Iterator[Layer]:

@@ -165,9 +165,15 @@ def is_observed() -> bool:
         or torch.autograd.profiler._is_profiler_enabled
         or torch._C._len_torch_dispatch_stack()
         or torch._C._len_torch_function_stack()
-        or forward_ad._current_level >= 0
-        or torch._C._functorch.peek_interpreter_stack() is not None
+        or is_transformed()
     )
+
+
+def is_transformed() -> bool:
+    """Whether torch.func or forward-mode differentiation follows calls, for which a plan has no rules."""
+    if torch.compiler.is_compiling():
+        return False
+    return forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def is_for_onnx() -> bool:
