@@ -68,19 +68,29 @@ def padding_claim(kernel: Kernel) -> Claim:
 
 
 def seconds(
-    kernel: Kernel, target: Target, *, flops: float, traffic: Traffic, efficiency: float, phases: int = 1
+    kernel: Kernel,
+    target: Target,
+    *,
+    flops: float,
+    traffic: Traffic,
+    efficiency: float,
+    phases: int = 1,
+    held: int | None = None,
 ) -> float:
-    """The longer of arithmetic and memory; data that fits the last cache moves three times as fast."""
+    """The longer of arithmetic and memory; data that fits the last cache moves three times as fast.
+
+    `held`: bytes of the data, where passes move it more than once.
+    """
     lanes = target.vector_bytes // itemsize(kernel)
     rate = _CYCLES_A_SECOND * _PRODUCTS_A_CYCLE * 2 * lanes * efficiency * target.threads
-    cached = 3 if traffic.total < target.l3_bytes else 1
+    cached = 3 if (held or traffic.total) < target.l3_bytes else 1
     moving = traffic.total / (_BYTES_A_SECOND * cached * min(target.threads, 4))
     return max(flops / rate, moving) + phases * PHASE_SECONDS
 
 
-def paid(moved: Traffic, target: Target, *, stream: bool) -> Traffic:
+def paid(moved: Traffic, target: Target, *, stream: bool, held: int | None = None) -> Traffic:
     """The bytes that cost time: a plain store reads its line before it writes it, unless a cache has it."""
-    fetched = 0 if stream or moved.total < target.l3_bytes else moved.written
+    fetched = 0 if stream or (held or moved.total) < target.l3_bytes else moved.written
     return Traffic(moved.read + fetched, moved.written, moved.workspace)
 
 

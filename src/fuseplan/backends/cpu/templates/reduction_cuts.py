@@ -101,7 +101,7 @@ def _block(kernel: Kernel, lattice: Lattice, target: Target, *, split: bool) -> 
     widest = _WIDEST_OF_CHANNELS // step * step
     if split:
         parts = max(1, wanted // usual_parts(lattice, width)) if lattice.is_along else 1
-        return min(rounded(-(-whole // parts), step), max(step, widest), whole)
+        return _even(whole, min(rounded(-(-whole // parts), step), max(step, widest)), step)
     column = held(kernel, lattice)
     least = (
         1 if lattice.is_along else rounded(min(_NARROWEST_OF_CHANNELS // kernel.src.itemsize, whole), step)
@@ -110,7 +110,12 @@ def _block(kernel: Kernel, lattice: Lattice, target: Target, *, split: bool) -> 
         return 0
     fitting = min(int(3 / 4 * target.l2_bytes / column), _WIDEST_OF_CHANNELS) // step * step
     shared = rounded(-(-whole * around // wanted), step)
-    return min(max(least, min(fitting, shared)), whole)
+    return _even(whole, max(least, min(fitting, shared)), step)
+
+
+def _even(whole: int, cells: int, step: int) -> int:
+    """As many columns or channels, or fewer, so that the last block has about as many as the others."""
+    return min(rounded(-(-whole // -(-whole // cells)), step), whole)
 
 
 def moved(kernel: Kernel) -> int:
