@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import product
 from math import lcm, prod
 
+from fuseplan.backends.cpu import model
 from fuseplan.backends.cpu.loops import STREAMED_RUN, line_elements
 from fuseplan.backends.cpu.templates.reduction_loops import Cut, chunking, rounded, usual_parts
 from fuseplan.backends.cpu.templates.reduction_sums import ROWS as SUM_ROWS
@@ -62,14 +63,14 @@ def of_cells(make: type[Cut], kernel: Kernel, target: Target) -> Iterator[Cut]:
     elements = lattice.element_count * len(lattice.starts) * (1 if lattice.is_along else cells)
     is_alone = parts == 1 and not folded
     near = is_alone and elements * kernel.src.itemsize <= target.l2_bytes // 2
-    if is_alone and kernel.minimum_bytes > target.l3_bytes and can_stream(kernel, lattice, target):
+    if is_alone and kernel.minimum_bytes > model.kept_bytes(target) and can_stream(kernel, lattice, target):
         yield make(cells, parts, near=near, stream=True)
     yield make(cells, parts, parts > 1, near, folded=folded)
 
 
 def of_channels(make: type[Cut], kernel: Kernel, target: Target) -> Iterator[Cut]:
     """Cuts of statistics per channel or activation: with short runs as columns or not, whole or split."""
-    large = moved(kernel) + kernel.dst.nbytes > target.l3_bytes
+    large = moved(kernel) + kernel.dst.nbytes > model.kept_bytes(target)
     whole = (False,) if kernel.open_axis is not None else (False, True)
     for folded, split in product(_foldings(kernel), whole):
         lattice = Lattice(kernel, folded=folded)
