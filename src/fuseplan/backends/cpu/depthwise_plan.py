@@ -137,8 +137,8 @@ class Plan:
         """Output rows and blocks of channels of a task.
 
         What a tile reads fits half the first cache: with 5x5 taps over 240 channels of 28x28 that takes 0.75
-        of the time of tasks whose tiles read more than it holds. The lines under a task stay in the second cache
-        for its next block: pools of 544 channels of 85x85 take 1.5 times as long by tasks of 42 rows as of 6.
+        of the time of tasks whose tiles read more than it holds. The next block of channels finds the lines
+        in the second: pools of 544 channels of 85x85 take 1.5 times as long by tasks of 42 rows as of 6.
         Every thread has several tasks.
         """
         pack, threads = self.grouping, self.target.threads
