@@ -1,5 +1,6 @@
 """The depthwise templates against the float64 reference: shapes, layouts, dtypes, widths, knobs, borders."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -231,6 +232,19 @@ def test_refusals(kind: type[Template], plan: str, reason: Reason) -> None:
     refusal = refusal_of(plan, kind, narrowed(32))
     assert refusal is not None
     assert refusal.reason is reason
+
+
+def test_lines_under_a_task_stay_in_the_second_cache_for_the_next_block_of_channels() -> None:
+    """Tasks of 42 rows of wide lines took 1.5 times as long; narrow ones are not cut."""
+    target = replace(narrowed(64), l2_bytes=1 << 20)
+
+    def lines(tensor: str) -> list[int]:
+        kernel = lower(match(FusionPlan.parse(f"f32[{tensor}, nhwc] -> avg_pool2d(2)")))
+        made = Depthwise.candidates(kernel, target, "default")
+        return [each.block_rows // each.rows for each in made if isinstance(each, Depthwise)]
+
+    assert max(lines("1x544x85x85")) == 1
+    assert min(lines("1x16x85x85")) > 1
 
 
 def test_a_stretch_is_loaded_once_and_never_left() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from closeness import assert_close
 from forced import forced, narrowed, refusal_of
-from fuseplan.backends.cpu import staging
+from fuseplan.backends.cpu import model, pairs, staging
 from fuseplan.backends.cpu.templates.direct import Direct
 from fuseplan.backends.cpu.tiling import Tiling, tiling
 from fuseplan.kernels.lower import lower
@@ -197,6 +197,39 @@ def test_refusals() -> None:
     strided = refusal_of("f32[2x4x9x11, strides=2000:500:50:3] -> add -> conv2d(5, kernel=3)", Direct, target)
     assert strided is not None
     assert strided.reason is Reason.STRIDED_PROLOGUE
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        "f32[2x5x9x11] -> conv2d(7, kernel=3, padding=1) -> bias -> add -> relu",
+        "f32[2x5x9x11, nhwc] -> conv2d(8, kernel=3, stride=2) -> batch_norm(per_activation)",
+        "f64[1x12x9x8, nhwc] -> relu -> conv2d(12, kernel=3, padding=1, groups=3) -> bias",
+        "f16[3x9x7] -> conv1d(2, kernel=3)",
+        "f32[2x6x5x5, nhwc] -> conv_transpose2d(4, kernel=4, stride=2, padding=1) -> bias",
+        "bf16[37x130] -> linear(8) -> bias -> add",
+        "f32[3x7x20, bcs of bsc] -> matmul(5)",
+    ],
+)
+def test_few_features_take_half_of_a_vector_where_it_is_computed_in_halves(
+    plan: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model, "in_halves", lambda target: target.vector_bytes == 64)
+    monkeypatch.setattr(pairs, "fits", lambda kernel, target: False)
+    made = FusionPlan.parse(plan)
+    compiled = forced(made, Direct, narrowed(64, threads=2))
+    width = 32 // DTYPES[made.compute_dtype].itemsize
+    assert f"<{width} x" in compiled.source.text
+    assert f"<{2 * width} x" not in compiled.source.text
+    assert_close(compiled, random_arrays(made, 3))
+
+
+def test_features_that_fill_more_than_half_of_a_vector_take_it_whole() -> None:
+    whole = replace(narrowed(64), cpu="znver4")
+    for count, has_whole in ((8, False), (9, True)):
+        kernel = lower(match(FusionPlan.parse(f"f32[64x100] -> linear({count})")))
+        chosen = next(iter(Direct.candidates(kernel, whole, "default")))
+        assert ("<16 x float>" in chosen.emit(kernel, whole).text) == has_whole
 
 
 def test_more_threads_make_more_tasks() -> None:

@@ -82,6 +82,34 @@ def every_knob(text: str, width: int, threads: int = 2) -> list[Reduction]:
     return list(found)
 
 
+def preferred(text: str, threads: int = 1) -> Reduction:
+    """The cut that the model prefers, of those of a core with 1 MB and a last cache of 32 MB."""
+    target, kernel = replace(narrowed(64, threads), l2_bytes=1 << 20, l3_bytes=32 << 20), kernel_of(text)
+    made = [each for each in Reduction.candidates(kernel, target, "default") if isinstance(each, Reduction)]
+    return min(made, key=lambda each: each.seconds(kernel, target))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_rows_of_channels_are_whole_where_going_on_at_many_places_costs_more_than_it_saves(
+    threads: int,
+) -> None:
+    many = preferred("f32[2x2048x7x64, nhwc] -> batch_norm_backward(relu)", threads)
+    assert (many.cells, many.split) == (2048, True)
+    assert not preferred("f32[2x20480x6x6, nhwc] -> batch_norm_backward(relu)", threads).split
+
+
+def test_blocks_of_columns_are_as_wide_as_each_other() -> None:
+    """Of 4825 columns, 4000 and 825 kept one of two threads waiting."""
+    cuts = knobs_of("f32[243x193x5x5] -> batch_norm_training")
+    assert [each.cells for each in cuts if each.folded and each.split] == [2800]
+
+
+def test_two_threads_take_rows_in_halves_only_where_parts_are_alike() -> None:
+    """297 rows are parts of 256 and of 41."""
+    assert not preferred("bf16[3x2432x33x3, nhwc] -> batch_norm_backward(relu)", 2).split
+    assert preferred("bf16[4x2432x32x4, nhwc] -> batch_norm_backward(relu)", 2).split
+
+
 @pytest.mark.part(6)
 @WIDTHS
 @pytest.mark.parametrize("chain", [FORWARD, BACKWARD])

@@ -1,5 +1,6 @@
 """Pointwise kernels against the float64 reference: ranks, layouts, strides, dtypes, operands, knobs."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from closeness import assert_close, assert_same_exceptions
 from forced import forced, narrowed, refusal_of
 from fuseplan.backends.cpu.templates.pointwise import Pointwise
+from fuseplan.backends.cpu.templates.reduction import Reduction
 from fuseplan.kernels.lower import lower
 from fuseplan.kernels.match import match
 from fuseplan.language.layouts import LAYOUTS
@@ -157,6 +159,30 @@ def test_streaming_is_for_what_no_cache_holds() -> None:
     assert streams(f"{large}x64x112x112") == [True, False]
     assert streams(f"{large}x64x112x112, nhwc") == [True, False]
     assert streams("1x64x14x14") == [False]
+
+
+def test_streaming_begins_where_the_last_cache_is_half_full() -> None:
+    """A kernel's tensors share the last cache with what others left there."""
+    target = narrowed(32)
+    for chain, template in (("relu", Pointwise), ("layer_norm", Reduction)):
+        kernels = [
+            lower(match(FusionPlan.parse(f"f32[{percent * target.l3_bytes // 819200}x1024] -> {chain}")))
+            for percent in (50, 75)
+        ]
+        few, many = (next(iter(template.candidates(each, target, "default"))) for each in kernels)
+        assert (few.knobs["stream"], many.knobs["stream"]) == (False, True)
+
+
+def test_rows_of_many_channels_are_whole_where_no_cache_holds_them() -> None:
+    """Parts of 576 and 480 channels took 2.3 times as long."""
+    target = replace(narrowed(64), l1_bytes=32 << 10, l2_bytes=1 << 20, l3_bytes=32 << 20)
+
+    def block(tensor: str) -> Any:
+        kernel = lower(match(FusionPlan.parse(f"f32[{tensor}] -> batch_norm -> relu")))
+        return next(iter(Pointwise.candidates(kernel, target, "default"))).knobs["block_run"]
+
+    assert block("68x1056x16x7, nhwc") == 1056
+    assert block("1x1056x16x7, nhwc") == 576
 
 
 @pytest.mark.parametrize("tensor", ["2x13x5x7", "2x13x5x7, nhwc"])

@@ -137,7 +137,9 @@ class Plan:
         """Output rows and blocks of channels of a task.
 
         What a tile reads fits half the first cache: with 5x5 taps over 240 channels of 28x28 that takes 0.75
-        of the time of tasks whose tiles read more than it holds. Every thread has several tasks.
+        of the time of tasks whose tiles read more than it holds. The next block of channels finds the lines
+        in the second: pools of 544 channels of 85x85 take 1.5 times as long by tasks of 42 rows as of 6.
+        Every thread has several tasks.
         """
         pack, threads = self.grouping, self.target.threads
         taps = self.row.kernel * self.column.kernel * pack.products * pack.parts * pack.lanes
@@ -146,7 +148,9 @@ class Plan:
         block = -(-pack.blocks // -(-pack.blocks // block))
         sheets = self.conv.batch * prod(axis.out for axis in self.far) * -(-pack.blocks // block)
         wanted = -(-4 * threads // sheets)
-        return max(1, self.row.tiles(rows) // wanted) * rows, block
+        line = max(1, self.strides[2] * model.itemsize(self.kernel))
+        fitting = (self.target.l2_bytes // line - self.row.reach(rows)) // (rows * self.row.stride) + 1
+        return max(1, min(self.row.tiles(rows) // wanted, fitting)) * rows, block
 
 
 class PlanePlan:

@@ -65,7 +65,7 @@ class Direct(DirectKnobs):
 
     @classmethod
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
-        whole = as_rows(kernel)
+        target, whole = _narrowed(kernel, target), as_rows(kernel)
         kernel = largest(whole)
         conv, width = kernel.contraction, lanes(kernel, target)
         is_spread = whole.contraction.is_transposed
@@ -89,18 +89,19 @@ class Direct(DirectKnobs):
         return moved_once(kernel, copied * model.itemsize(kernel))
 
     def waste(self, kernel: Kernel, target: Target) -> float:
-        kernel = largest(as_rows(kernel))
+        target, kernel = _narrowed(kernel, target), largest(as_rows(kernel))
         speed = pairs.speed(target) if self.pairs else 1
         return _waste(kernel, target, self.rows, self.vectors) * _transposing(kernel, target) / speed
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
+        target = _narrowed(kernel, target)
         if kernel.contraction.is_transposed:
             return direct_residues.source(self, kernel, target)
         writer = DirectWriter(self, kernel, target)
         return writer.by_lines() if self.lines else writer.by_blocks()
 
     def packing(self, kernel: Kernel, target: Target, operand: KernelOperand) -> Packing:
-        packed = super().packing(kernel, target, operand)
+        packed = super().packing(kernel, _narrowed(kernel, target), operand)
         return replace(packed, dtype=operand.dtype) if self.pairs and operand.role == "weight" else packed
 
     def weight_steps(self, kernel: Kernel, target: Target) -> tuple[Step, ...]:
@@ -130,6 +131,19 @@ class Direct(DirectKnobs):
             Transpose((0, 1, 4, 3, 2)),
             *(pairs.steps((groups, panels, *inner[::-1], panel)) if self.pairs else ()),
         )
+
+
+def _narrowed(kernel: Kernel, target: Target) -> Target:
+    """The target, with vectors of half the length where these hold all features of a group.
+
+    Only where the processor computes halves: on a Zen 4 core, 936 rows of 1596 channels to 8 features took
+    446 us in whole vectors, and take 241.
+    """
+    is_plain = isinstance(kernel.centre, Contraction) and kernel.parts is None
+    if not is_plain or not model.in_halves(target) or pairs.fits(kernel, target):
+        return target
+    fills = 2 * kernel.contraction.features_per_group > lanes(kernel, target)
+    return target if fills else replace(target, vector_bytes=target.vector_bytes // 2)
 
 
 def _transposing(kernel: Kernel, target: Target) -> float:

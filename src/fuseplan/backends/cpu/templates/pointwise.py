@@ -81,7 +81,7 @@ class Pointwise(CpuTemplate):
 
     @classmethod
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
-        large = _moved(kernel) > target.l3_bytes or kernel.open_axis is not None
+        large = _moved(kernel) > model.kept_bytes(target) or kernel.open_axis is not None
         for stream in (True, False) if large else (False,):
             candidate = _blocked(kernel, target, stream)
             if candidate.stream == stream:
@@ -112,6 +112,10 @@ def _blocked(kernel: Kernel, target: Target, stream: bool) -> Pointwise:
     width, plain = lanes(kernel, target), walk(kernel)
     step, room = 4 * width, _scratch_room(kernel, target)
     path = plain.repeated(repeat(plain, width, room, 2 * STREAMED_RUN if stream else 4))
+    if 2 * _moved(kernel) > target.l3_bytes:
+        # Parts of rows cost more than values from the second cache: on a Zen 4 core, rows of 1056 channels in
+        # two parts, 64 MB in all, took 4.0 ms, whole ones 1.7.
+        room *= max(1, target.l2_bytes // (4 * target.l1_bytes))
     tasks = max(1, min(4 * target.threads, _moved(kernel) // _TASK_BYTES))
     units = path.rows * -(-path.channels // width)
     chunks = -(-path.run.extent // (room // step * step)) if path.period and path.repeats == 1 else 1
@@ -159,7 +163,7 @@ class _Writer:
         self.path = walk(self.kernel).repeated(knobs.repeat)
         self.is_open = kernel.open_axis is not None
         self.least = max(1, _TASK_BYTES * kernel.dst.size // _moved(kernel))  # elements of a task
-        self.most = target.l3_bytes * kernel.src.batch // _moved(kernel)  # the longest extent that L3 holds
+        self.most = model.kept_bytes(target) * kernel.src.batch // _moved(kernel)
         self.block_run = self._block_run()
         self.stages = Elementwise(self.frame, "epilogue")
         self.ends = ends(kernel)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import product
 from math import lcm, prod
 
+from fuseplan.backends.cpu import model
 from fuseplan.backends.cpu.loops import STREAMED_RUN, line_elements
 from fuseplan.backends.cpu.templates.reduction_loops import Cut, chunking, rounded, usual_parts
 from fuseplan.backends.cpu.templates.reduction_sums import ROWS as SUM_ROWS
@@ -62,14 +63,14 @@ def of_cells(make: type[Cut], kernel: Kernel, target: Target) -> Iterator[Cut]:
     elements = lattice.element_count * len(lattice.starts) * (1 if lattice.is_along else cells)
     is_alone = parts == 1 and not folded
     near = is_alone and elements * kernel.src.itemsize <= target.l2_bytes // 2
-    if is_alone and kernel.minimum_bytes > target.l3_bytes and can_stream(kernel, lattice, target):
+    if is_alone and kernel.minimum_bytes > model.kept_bytes(target) and can_stream(kernel, lattice, target):
         yield make(cells, parts, near=near, stream=True)
     yield make(cells, parts, parts > 1, near, folded=folded)
 
 
 def of_channels(make: type[Cut], kernel: Kernel, target: Target) -> Iterator[Cut]:
     """Cuts of statistics per channel or activation: with short runs as columns or not, whole or split."""
-    large = moved(kernel) + kernel.dst.nbytes > target.l3_bytes
+    large = moved(kernel) + kernel.dst.nbytes > model.kept_bytes(target)
     whole = (False,) if kernel.open_axis is not None else (False, True)
     for folded, split in product(_foldings(kernel), whole):
         lattice = Lattice(kernel, folded=folded)
@@ -101,7 +102,7 @@ def _block(kernel: Kernel, lattice: Lattice, target: Target, *, split: bool) -> 
     widest = _WIDEST_OF_CHANNELS // step * step
     if split:
         parts = max(1, wanted // usual_parts(lattice, width)) if lattice.is_along else 1
-        return min(rounded(-(-whole // parts), step), max(step, widest), whole)
+        return _even(whole, min(rounded(-(-whole // parts), step), max(step, widest)), step)
     column = held(kernel, lattice)
     least = (
         1 if lattice.is_along else rounded(min(_NARROWEST_OF_CHANNELS // kernel.src.itemsize, whole), step)
@@ -110,7 +111,12 @@ def _block(kernel: Kernel, lattice: Lattice, target: Target, *, split: bool) -> 
         return 0
     fitting = min(int(3 / 4 * target.l2_bytes / column), _WIDEST_OF_CHANNELS) // step * step
     shared = rounded(-(-whole * around // wanted), step)
-    return min(max(least, min(fitting, shared)), whole)
+    return _even(whole, max(least, min(fitting, shared)), step)
+
+
+def _even(whole: int, cells: int, step: int) -> int:
+    """As many columns or channels, or fewer, so that the last block has about as many as the others."""
+    return min(rounded(-(-whole // -(-whole // cells)), step), whole)
 
 
 def moved(kernel: Kernel) -> int:

@@ -51,6 +51,12 @@ class Cut(CpuTemplate):
         """Whether the state of a cell never leaves its task."""
         return not self.split and self.parts == 1
 
+    def greatest(self, lattice: Lattice, lanes: int) -> float:
+        """The part of a cell's elements that the longest task has."""
+        _, size, pieces = chunking(lattice, lanes)
+        chunks = -(-pieces // size)
+        return min(1.0, -(-chunks // self.parts) * size / pieces) if self.split else 1.0
+
 
 @dataclass(frozen=True)
 class Chunk:
