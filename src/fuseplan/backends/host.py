@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
-from fuseplan.backends.backend import Addresses
-from fuseplan.language.dtypes import dtype_of
+from fuseplan.backends.backend import Addresses, Packer
+from fuseplan.language.dtypes import dtype_of, widen
 from fuseplan.language.tensor import Dense, TensorSpec
 from fuseplan.tensors.arrays import (
     ALIGNMENT,
@@ -20,6 +21,7 @@ from fuseplan.tensors.arrays import (
     empty,
     form_of,
     is_torch,
+    strides_of,
     view,
 )
 
@@ -86,12 +88,28 @@ class HostMemory:
 
     def packed(self, packing: Packing, buffer: Buffer, *, keep: bool, lasts: bool = False) -> HostCopy:
         """The operand packed: a copy, unless it may stay where it lies and lies as the kernel reads it."""
-        dtype = dtype_of(packing.dtype).array
-        is_own = packing.dtype == buffer.dtype
-        values = packing.of(buffer.numpy() if is_own else buffer.widened().astype(dtype, copy=False))
+        values = _arranged(packing, buffer.dtype, buffer.numpy())
         is_there = address_of(values) == buffer.address and buffer.address % ALIGNMENT == 0
         stays = is_there and values.flags.c_contiguous and not keep
         return HostCopy(values, stays=stays, lasts=lasts)
+
+    def packer(self, packing: Packing, buffer: Buffer) -> Packer:
+        """Packs as `packed` does; steps that only name elements in another order are taken here, once."""
+        array = buffer.numpy()
+        made = _arranged(packing, buffer.dtype, array)
+        is_view = made.size == array.size and address_of(made) == buffer.address
+        stays = is_view and made.flags.c_contiguous
+        seen = replace(buffer, shape=made.shape, strides=strides_of(made)) if is_view else buffer
+        read = seen.reader()
+
+        def pack(_: Any, address: int) -> tuple[int, object]:
+            if stays and address % ALIGNMENT == 0:
+                return address, None
+            values = read(address)
+            copied = aligned_copy(values if is_view else _arranged(packing, buffer.dtype, values))
+            return address_of(copied), copied
+
+        return pack
 
     def kept(self, values: NDArray[Any]) -> HostCopy:
         """The copy."""
@@ -99,3 +117,10 @@ class HostMemory:
 
     def settle(self) -> None:
         """What was written is there."""
+
+
+def _arranged(packing: Packing, dtype: str, array: NDArray[Any]) -> NDArray[Any]:
+    """An operand's elements in the order of its packing: a view, with any strides, where that is one."""
+    if packing.dtype == dtype:
+        return packing.of(array)
+    return packing.of(widen(array, dtype).astype(dtype_of(packing.dtype).array, copy=False))
