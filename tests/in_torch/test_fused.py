@@ -220,6 +220,35 @@ def test_operands_are_packed_when_they_come_again(monkeypatch: pytest.MonkeyPatc
             assert len(bound) == count
 
 
+def test_few_calls_in_a_row_of_new_operands_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    src, looks = torch.randn(3, 21), list[object]()
+    marks, kernel = kernels.Kernel._marks, kernels.kernel_on("linear(9)", src)
+
+    def counted(kernel: kernels.Kernel, given: list[torch.Tensor]) -> kernels.Marks | None:
+        looks.append(given)
+        return marks(kernel, given)
+
+    def call(weight: torch.Tensor) -> None:
+        _close(fused.run("linear(9)", src, weight=weight), src @ weight.t())
+
+    monkeypatch.setattr(kernels.Kernel, "_marks", counted)
+    with torch.no_grad():
+        for _ in range(kernels.LOOKS * 4):
+            call(torch.randn(9, 21))
+        assert len(looks) == kernels.LOOKS + 3
+        weight = torch.randn(9, 21)
+        for _ in range(kernels.LOOKS * 2):
+            call(weight)
+            weight.mul_(1)  # as a step of training does
+        assert not kernel._packed
+        for _ in range(kernels.LOOKS * 2):
+            call(weight)
+        assert len(kernel._packed) == 1
+        looks.clear()
+        call(weight.mul_(-1.5))
+        assert looks
+
+
 def test_two_views_of_one_weight_are_two_weights() -> None:
     weight, src = torch.randn(9, 9), torch.randn(3, 9)
     for each in (weight, weight.t(), weight[:, :]):

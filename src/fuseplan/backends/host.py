@@ -106,8 +106,11 @@ class HostMemory:
             if stays and address % ALIGNMENT == 0:
                 return address, None
             values = read(address)
-            copied = aligned_copy(values if is_view else _arranged(packing, buffer.dtype, values))
-            return address_of(copied), copied
+            if not is_view:
+                values = _arranged(packing, buffer.dtype, values)
+            if is_view or address_of(values) % ALIGNMENT or not values.flags.c_contiguous:
+                values = aligned_copy(values)
+            return address_of(values), values
 
         return pack
 

@@ -35,6 +35,7 @@ from fuseplan.torch.texts import (
 
 NAME = "fuseplan::run"  # torch's name of the operator that runs plans
 Reading = Callable[[torch.Tensor], torch.Tensor]  # the tensor, or a copy that a kernel can read
+LOOKS = 8  # calls in a row with new operands, after which one of so many is looked at
 KEPT = 1024  # packed sets of operands of one plan: the layers of a model that are alike share it
 
 Marks = tuple[Mark, ...]
@@ -103,6 +104,7 @@ class Kernel:
         self.plan, self._queue = plan, queue
         self._compiled, self._packed = compiled
         self._seen: dict[Marks, tuple[Storages, list[int]]] = {}  # once, and not packed
+        self._new_in_a_row = 0
         given: tuple[Operand | Result, ...] = (*plan.operands, *plan.results)
         specs = {each.key: each.spec for each in given if each.spec is not None}
         self._joins, self._keys = joins_of(operators), keys_of(operators, plan)
@@ -127,12 +129,9 @@ class Kernel:
         values |= {key: values[key].clone() for key in self._updated}
         if parameters:
             values |= dict(zip((each.key for each in self.plan.parameters), parameters, strict=True))
-        marks = self._marks(given)
-        found = self._found(marks, given)
-        if found is None and self._is_new(marks, given):
+        plan = self._known(given)
+        if plan is None:
             plan, values = self._unbound, values | self._constants(given, packable)
-        else:
-            plan = (found or self._kept(marks, given)).plan
         made = plan(aligned(src), **values)
         return list(made[: 1 + len(self.plan.results)]) if isinstance(made, tuple) else [made]
 
@@ -189,11 +188,25 @@ class Kernel:
         held = None if marks is None else self._packed.get(marks)
         return held[1] if held and held[1].is_current(given) else None
 
-    def _is_new(self, marks: Marks | None, given: Tensors) -> bool:
-        """Whether a call sees the constant operands, as they were written last, for the first time.
+    def _known(self, given: Tensors) -> BoundPlan | None:
+        """The plan with the constant operands bound; None where a call sees them for the first time.
 
-        Most of those are a training step's, and never seen again: to bind them takes 300 us of a CPU's call.
+        To bind them takes 300 us of a CPU's call, and most of those of a training step are never seen again.
+        To look takes 20 us: after several calls in a row with new ones, few are looked at.
         """
+        self._new_in_a_row += 1
+        is_skipped = self._new_in_a_row > LOOKS and self._new_in_a_row % LOOKS
+        if is_skipped and not self._packed and not self._is_captured:
+            return None
+        marks = self._marks(given)
+        found = self._found(marks, given)
+        if found is None and self._is_new(marks, given):
+            return None
+        self._new_in_a_row = 0
+        return (found or self._kept(marks, given)).plan
+
+    def _is_new(self, marks: Marks | None, given: Tensors) -> bool:
+        """Whether a call sees the constant operands, as they were written last, for the first time."""
         if marks is None or self._is_captured:
             return marks is None
         versions = [given[place]._version for place in self.constant]
