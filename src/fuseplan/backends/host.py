@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from numpy.typing import NDArray
 
@@ -21,7 +21,6 @@ from fuseplan.tensors.arrays import (
     empty,
     form_of,
     is_torch,
-    strides_of,
     view,
 )
 
@@ -29,19 +28,11 @@ if TYPE_CHECKING:
     from fuseplan.kernels.packing import Packing
 
 
-class HostCopy:
-    """An array that a kernel reads, aligned to 64 bytes.
+class HostCopy(NamedTuple):
+    """An array that a kernel reads, aligned to 64 bytes, and where it begins."""
 
-    Attributes:
-        array: the copy; where `stays`, the array itself.
-        address: where it begins.
-    """
-
-    __slots__ = ("address", "array")
-
-    def __init__(self, values: NDArray[Any], *, stays: bool = False, lasts: bool = False) -> None:
-        self.array = values if stays else aligned_copy(values, lasts=lasts)
-        self.address = address_of(self.array)
+    array: NDArray[Any]
+    address: int
 
 
 class HostMemory:
@@ -91,7 +82,8 @@ class HostMemory:
         values = _arranged(packing, buffer.dtype, buffer.numpy())
         is_there = address_of(values) == buffer.address and buffer.address % ALIGNMENT == 0
         stays = is_there and values.flags.c_contiguous and not keep
-        return HostCopy(values, stays=stays, lasts=lasts)
+        array = values if stays else aligned_copy(values, lasts=lasts)
+        return HostCopy(array, address_of(array))
 
     def packer(self, packing: Packing, buffer: Buffer) -> Packer:
         """Packs as `packed` does; steps that only name elements in another order are taken here, once."""
@@ -99,8 +91,8 @@ class HostMemory:
         made = _arranged(packing, buffer.dtype, array)
         is_view = made.size == array.size and address_of(made) == buffer.address
         stays = is_view and made.flags.c_contiguous
-        seen = replace(buffer, shape=made.shape, strides=strides_of(made)) if is_view else buffer
-        read = seen.reader()
+        steps = tuple(step // made.itemsize for step in made.strides)
+        read = (replace(buffer, shape=made.shape, strides=steps) if is_view else buffer).reader()
 
         def pack(_: Any, address: int) -> tuple[int, object]:
             if stays and address % ALIGNMENT == 0:
@@ -116,7 +108,8 @@ class HostMemory:
 
     def kept(self, values: NDArray[Any]) -> HostCopy:
         """The copy."""
-        return HostCopy(values)
+        copied = aligned_copy(values)
+        return HostCopy(copied, address_of(copied))
 
     def settle(self) -> None:
         """What was written is there."""

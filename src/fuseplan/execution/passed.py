@@ -15,11 +15,11 @@ class Look(NamedTuple):
     """How an operand of a call looked.
 
     Attributes:
-        place: the word with its address, as the kernel reads it.
+        place: its word.
         address: where another one lies that looks the same; 0 for one that does not.
         reach: its first byte and the one past its last, from its address.
         pack: what makes of it what the kernel reads; None where that is the tensor itself.
-        step: what the address of one divides that the kernel reads where it lies; 0 where it was copied.
+        step: what its address divides if the kernel read it where it lay; else 0.
     """
 
     place: int
@@ -27,6 +27,10 @@ class Look(NamedTuple):
     reach: tuple[int, int]
     pack: Packer | None
     step: int
+
+    def packed(self, tensor: Any, begin: int) -> tuple[int, object]:
+        """Where the kernel reads one that lies at an address, and what keeps that memory alive."""
+        return self.pack(tensor, begin) if self.pack else (begin, None)
 
 
 class Given(NamedTuple):
@@ -62,7 +66,7 @@ def like_before(looks: Mapping[str, Look], given: Mapping[str, Any]) -> Given | 
         return None
     words, held = [], []
     for (key, each), begin in zip(looks.items(), begins, strict=True):
-        where, kept = each.pack(given[key], begin) if each.pack else (begin, None)
+        where, kept = each.packed(given[key], begin)
         words.append((each.place, where))
         held.append(kept)
     return Given(words, begins, held)

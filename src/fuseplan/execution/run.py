@@ -177,6 +177,10 @@ class BoundPlan:
         """Of operands that the last call read where they lay: the word, and what its address divides."""
         return {key: (each.place, each.step) for key, each in self._passed.items() if each.step}
 
+    def look(self, key: str, tensor: Any) -> Look | None:
+        """How an operand looks, which is checked; None for kinds that are checked anew each time."""
+        return look_of(self._runner, key, tensor, is_in_place=False)
+
     def word_of(self, key: str) -> tuple[int, Any]:
         """The place of the word with the address of an operand as a kernel reads it, and its packing."""
         return self._runner.required("operand", key), self._runner.operands[key]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from functools import cached_property
+from functools import lru_cache
 from itertools import accumulate
 from math import prod
 from typing import Any, ClassVar
@@ -137,12 +137,8 @@ class Product(Step):
     def after(self, shape: Shape) -> Shape:
         return (len(self.matrix), *shape[1:])
 
-    @cached_property
-    def _factors(self) -> Array:
-        return np.array(self.matrix)
-
     def of(self, array: Array) -> Array:
-        matrix, columns = self._factors, array.reshape(array.shape[0], -1)
+        matrix, columns = _factors(self.matrix), array.reshape(array.shape[0], -1)
         count = max(1, PRODUCTS // matrix.size)
         made: Array = np.empty((len(matrix), columns.shape[1]), array.dtype)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -150,6 +146,11 @@ class Product(Step):
                 part = columns[:, begin : begin + count]
                 made[:, begin : begin + count] = matrix @ part.astype(np.float64)
         return made.reshape(self.after(array.shape))
+
+
+@lru_cache(maxsize=64)
+def _factors(matrix: tuple[tuple[float, ...], ...]) -> Array:
+    return np.array(matrix)
 
 
 @dataclass(frozen=True)

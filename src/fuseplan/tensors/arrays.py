@@ -175,12 +175,8 @@ def _view_numpy(array: Array, what: object) -> Buffer:
         )
     if not array.flags.aligned or any(step % dtype.itemsize for step in array.strides):
         raise ArgumentError(what, " is not aligned to its elements: copy it with numpy.copy(...)")
-    return Buffer(address_of(array), array.shape, name, strides_of(array), not array.flags.writeable, array)
-
-
-def strides_of(array: Array) -> tuple[int, ...]:
-    """The array's strides in elements."""
-    return tuple(step // array.dtype.itemsize for step in array.strides)
+    strides = tuple(step // dtype.itemsize for step in array.strides)
+    return Buffer(address_of(array), array.shape, name, strides, not array.flags.writeable, array)
 
 
 def empty(spec: TensorSpec | Dense | str) -> Array:
