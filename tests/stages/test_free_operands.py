@@ -1,5 +1,7 @@
 """Operands that each call gives: checked once, then by how they look."""
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -126,3 +128,16 @@ def test_a_packed_operand_that_looks_otherwise_is_checked_anew() -> None:
         with torch.inference_mode():
             got = bound(src, weight=weight.clone(), bias=bias)
         torch.testing.assert_close(got, torch.nn.functional.linear(src, weight, bias))
+
+
+@pytest.mark.parametrize("text", PACKED)
+def test_no_operand_of_a_call_is_kept_alive(text: str) -> None:
+    bound = fuseplan.compile(text, "cpu", threads=2).bind()
+    arrays = {key: torch.from_numpy(value) for key, value in random_arrays(bound._runner.plan, 3).items()}
+    src = torch.from_numpy(empty(bound._runner.plan.src)).copy_(arrays.pop("src"))
+    for _ in range(2):
+        bound(src, **arrays)
+    alive = [weakref.ref(each) for each in arrays.values()]
+    arrays.clear()
+    gc.collect()
+    assert not any(each() is not None for each in alive)

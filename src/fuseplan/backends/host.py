@@ -87,8 +87,8 @@ class HostMemory:
 
     def packer(self, packing: Packing, buffer: Buffer) -> Packer:
         """Packs as `packed` does; steps that only name elements in another order are taken here, once."""
-        array = buffer.numpy()
-        made = _arranged(packing, buffer.dtype, array)
+        array, dtype = buffer.numpy(), buffer.dtype  # the buffer would keep the tensor alive
+        made = _arranged(packing, dtype, array)
         is_view = made.size == array.size and address_of(made) == buffer.address
         stays = is_view and made.flags.c_contiguous
         steps = tuple(step // made.itemsize for step in made.strides)
@@ -99,7 +99,7 @@ class HostMemory:
                 return address, None
             values = read(address)
             if not is_view:
-                values = _arranged(packing, buffer.dtype, values)
+                values = _arranged(packing, dtype, values)
             if is_view or address_of(values) % ALIGNMENT or not values.flags.c_contiguous:
                 values = aligned_copy(values)
             return address_of(values), values
