@@ -11,7 +11,6 @@ from torch import nn
 
 import fuseplan.torch as fused
 from fuseplan.errors import ArgumentError, PlanError, Unsupported
-from fuseplan.execution.run import BoundPlan
 from fuseplan.torch import kernels, layers
 
 F32 = 2e-5  # of the largest value: sums in another order
@@ -189,35 +188,6 @@ def test_a_changed_weight_is_seen_and_packed_copies_go_with_their_weights() -> N
         gc.collect()
         fused.run(block.operators, src, weight=torch.randn(9, 17), bias=block[0].bias)
     assert len(kernel._packed) <= 2
-
-
-def test_operands_are_packed_when_they_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    bound: list[object] = []
-    bind = kernels.Kernel._bind
-
-    def counted(kernel: kernels.Kernel, given: list[torch.Tensor | None]) -> BoundPlan:
-        bound.append(given)
-        return bind(kernel, given)
-
-    monkeypatch.setattr(kernels.Kernel, "_bind", counted)
-    src, bias = torch.randn(3, 19), torch.randn(9)
-
-    def call(weight: torch.Tensor) -> None:
-        _close(fused.run("linear(9) -> bias", src, weight=weight, bias=bias), src @ weight.t() + bias)
-
-    with torch.no_grad():
-        for _ in range(4):
-            call(torch.randn(9, 19))
-        assert len(bound) == 1  # of none
-        weight = torch.randn(9, 19)
-        for _ in range(3):
-            call(weight)
-        assert len(bound) == 2
-        for count in (2, 2, 3):
-            if count == 2:
-                weight.mul_(-1.5)
-            call(weight)
-            assert len(bound) == count
 
 
 def test_two_views_of_one_weight_are_two_weights() -> None:

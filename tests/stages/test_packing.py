@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+import fuseplan.kernels.packing
 from fuseplan.backends.triton.memory import packed
 from fuseplan.execution.runner import packings_of
 from fuseplan.execution.select import select
@@ -116,6 +117,14 @@ def test_a_product_is_summed_in_float64_and_says_where_it_is_too_large() -> None
     columns = np.array([[2.0**24, 3e38], [1, 3e38], [-(2.0**24), 0]], np.float32)
     made = Product(((1.0, 1.0, 1.0),)).of(columns)
     np.testing.assert_array_equal(made, [[1, np.inf]])
+
+
+def test_a_product_of_many_columns_is_computed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = np.random.default_rng(1).standard_normal((3, 5, 7)).astype(np.float32)
+    product = Product(((1.0, 2.0, 3.0), (0.1, 0.2, 0.3)))
+    whole = product.of(columns)
+    monkeypatch.setattr(fuseplan.kernels.packing, "PRODUCTS", 4 * 6)
+    np.testing.assert_array_equal(product.of(columns), whole)
 
 
 def test_halves_add_up_to_the_whole() -> None:

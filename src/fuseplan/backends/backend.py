@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from fuseplan.tensors.dlpack import Wrote
 
 Addresses = Callable[[Any, Any], "tuple[int, int, Wrote | None]"]
+# Of a tensor and its address: where a kernel reads it, packed, and what keeps that memory alive.
+Packer = Callable[[Any, int], tuple[int, object]]
 
 
 class Words(Protocol):
@@ -117,6 +119,9 @@ class Memory(Protocol):
 
     def packed(self, packing: Packing, buffer: Buffer, *, keep: bool, lasts: bool = False) -> Packed:
         """An operand as a kernel reads it; a copy of its own if it is to be kept; calls share what lasts."""
+
+    def packer(self, packing: Packing, buffer: Buffer) -> Packer:
+        """Packs, for one call, operands that look like one that was accepted and lie as it does."""
 
     def kept(self, values: NDArray[Any]) -> Packed:
         """A copy of a small array, dense: the kernel's parameters."""

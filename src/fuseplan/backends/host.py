@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from numpy.typing import NDArray
 
-from fuseplan.backends.backend import Addresses
-from fuseplan.language.dtypes import dtype_of
+from fuseplan.backends.backend import Addresses, Packer
+from fuseplan.language.dtypes import dtype_of, widen
 from fuseplan.language.tensor import Dense, TensorSpec
 from fuseplan.tensors.arrays import (
     ALIGNMENT,
@@ -27,19 +28,11 @@ if TYPE_CHECKING:
     from fuseplan.kernels.packing import Packing
 
 
-class HostCopy:
-    """An array that a kernel reads, aligned to 64 bytes.
+class HostCopy(NamedTuple):
+    """An array that a kernel reads, aligned to 64 bytes, and where it begins."""
 
-    Attributes:
-        array: the copy; where `stays`, the array itself.
-        address: where it begins.
-    """
-
-    __slots__ = ("address", "array")
-
-    def __init__(self, values: NDArray[Any], *, stays: bool = False, lasts: bool = False) -> None:
-        self.array = values if stays else aligned_copy(values, lasts=lasts)
-        self.address = address_of(self.array)
+    array: NDArray[Any]
+    address: int
 
 
 class HostMemory:
@@ -86,16 +79,44 @@ class HostMemory:
 
     def packed(self, packing: Packing, buffer: Buffer, *, keep: bool, lasts: bool = False) -> HostCopy:
         """The operand packed: a copy, unless it may stay where it lies and lies as the kernel reads it."""
-        dtype = dtype_of(packing.dtype).array
-        is_own = packing.dtype == buffer.dtype
-        values = packing.of(buffer.numpy() if is_own else buffer.widened().astype(dtype, copy=False))
+        values = _arranged(packing, buffer.dtype, buffer.numpy())
         is_there = address_of(values) == buffer.address and buffer.address % ALIGNMENT == 0
         stays = is_there and values.flags.c_contiguous and not keep
-        return HostCopy(values, stays=stays, lasts=lasts)
+        array = values if stays else aligned_copy(values, lasts=lasts)
+        return HostCopy(array, address_of(array))
+
+    def packer(self, packing: Packing, buffer: Buffer) -> Packer:
+        """Packs as `packed` does; steps that only name elements in another order are taken here, once."""
+        array, dtype = buffer.numpy(), buffer.dtype  # the buffer would keep the tensor alive
+        made = _arranged(packing, dtype, array)
+        is_view = made.size == array.size and address_of(made) == buffer.address
+        stays = is_view and made.flags.c_contiguous
+        steps = tuple(step // made.itemsize for step in made.strides)
+        read = (replace(buffer, shape=made.shape, strides=steps) if is_view else buffer).reader()
+
+        def pack(_: Any, address: int) -> tuple[int, object]:
+            if stays and address % ALIGNMENT == 0:
+                return address, None
+            values = read(address)
+            if not is_view:
+                values = _arranged(packing, dtype, values)
+            if is_view or address_of(values) % ALIGNMENT or not values.flags.c_contiguous:
+                values = aligned_copy(values)
+            return address_of(values), values
+
+        return pack
 
     def kept(self, values: NDArray[Any]) -> HostCopy:
         """The copy."""
-        return HostCopy(values)
+        copied = aligned_copy(values)
+        return HostCopy(copied, address_of(copied))
 
     def settle(self) -> None:
         """What was written is there."""
+
+
+def _arranged(packing: Packing, dtype: str, array: NDArray[Any]) -> NDArray[Any]:
+    """An operand's elements in the order of its packing: a view, with any strides, where that is one."""
+    if packing.dtype == dtype:
+        return packing.of(array)
+    return packing.of(widen(array, dtype).astype(dtype_of(packing.dtype).array, copy=False))

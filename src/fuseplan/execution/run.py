@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
 from fuseplan.backends.backend import Addresses, Packed
 from fuseplan.backends.host import HostMemory
 from fuseplan.errors import ArgumentError
+from fuseplan.execution.passed import NONE, Look, like_before, look_of
 from fuseplan.execution.runner import Given, Runner, Words
 from fuseplan.system.untraced import skip_frames, untraced
 from fuseplan.tensors.arguments import (
@@ -27,7 +28,7 @@ from fuseplan.tensors.arguments import (
     parameter_value,
     result_buffer,
 )
-from fuseplan.tensors.arrays import ALIGNMENT, Buffer, mark_written
+from fuseplan.tensors.arrays import Buffer, mark_written
 
 Placed = tuple[int, Any, Callable[[Any], tuple[Any, int]] | None]  # its word, the tensor, or what makes one
 _Taken = tuple[dict[str, float], Words, list[Packed], dict[str, Buffer]]
@@ -77,7 +78,7 @@ class BoundPlan:
         self._address: Callable[[Any], int] = lambda _: 0  # of a tensor like the src that passed
         self._addresses: Addresses = lambda _, __, /: (0, 0, None)  # and of such an out
         self._check = index_check(plan) if isinstance(self._memory, HostMemory) else None
-        self._passed: dict[str, tuple[Any, ...]] = {}  # the same of operands of a call
+        self._passed: dict[str, Look] = {}  # how operands of a call looked that passed
 
     def _hold(self, values: Mapping[str, Any], words: Words, in_place: dict[str, Buffer]) -> None:
         """Keeps the words of all calls, and the tensors that calls read and write where they lie."""
@@ -125,11 +126,12 @@ class BoundPlan:
         Raises:
             ArgumentError: a tensor is missing, does not match the plan, or overlaps one that is written.
         """
-        words: Words | tuple[()] = ()
+        operands = NONE
         if free or bare or self._passed:
-            words = () if bare else self._like_before(free)
-            if not words:
+            found = None if bare else like_before(self._passed, free)
+            if found is None:
                 return self._checked(src, out, free, len(bare))
+            operands = found
         if out is None:
             begin = self._address(src)
             if not begin or (self._written and meets(begin, begin + self._src_bytes, self._written)):
@@ -139,13 +141,13 @@ class BoundPlan:
         else:
             begin, target, wrote = self._addresses(src, out)
             meet = begin < target + self._dst_bytes and target < begin + self._src_bytes
-            is_near = (self._held or words) and self._hits(begin, target, words)
+            is_near = (self._held or free) and self._hits(begin, target, operands.begins)
             if meet or not begin or not target or is_near:
                 return self._checked(src, out, free)
         if self._results:
-            outcome = self._launch(src, begin, out, target, self._results, [])
+            outcome = self._launch(src, begin, out, target, self._results, [*operands.words])
         else:
-            self._run(begin, target, words)
+            self._run(begin, target, operands.words)
             outcome = self._runner.outcome(out) if self._runner.views else out
         if wrote is not None:
             wrote((out,))
@@ -173,7 +175,11 @@ class BoundPlan:
 
     def places(self) -> dict[str, tuple[int, int]]:
         """Of operands that the last call read where they lay: the word, and what its address divides."""
-        return {key: (each[0], ALIGNMENT if each[2] else 1) for key, each in self._passed.items()}
+        return {key: (each.place, each.step) for key, each in self._passed.items() if each.step}
+
+    def look(self, key: str, tensor: Any) -> Look | None:
+        """How an operand looks, which is checked; None for kinds that are checked anew each time."""
+        return look_of(self._runner, key, tensor, is_in_place=False)
 
     def word_of(self, key: str) -> tuple[int, Any]:
         """The place of the word with the address of an operand as a kernel reads it, and its packing."""
@@ -202,10 +208,10 @@ class BoundPlan:
         missing = f", each call gives {', '.join(self._missing)}" if self._missing else ""
         return f"<bound{missing}: {self._runner.plan}>"
 
-    def _hits(self, src: int, target: int, words: Words | tuple[()]) -> bool:
+    def _hits(self, src: int, target: int, begins: Sequence[int]) -> bool:
         """Whether `out` meets a tensor that stays put, or one of the call's, or src one that is written."""
-        sizes = (nbytes for *_, nbytes in self._passed.values())
-        given = [(begin, begin + nbytes) for (_, begin), nbytes in zip(words, sizes, strict=False)]
+        reaches = (each.reach for each in self._passed.values())
+        given = [(begin + low, begin + end) for begin, (low, end) in zip(begins, reaches, strict=False)]
         if meets(target, target + self._dst_bytes, [*self._held, *given]):
             return True
         return bool(self._written) and meets(src, src + self._src_bytes, self._written)
@@ -342,29 +348,18 @@ class BoundPlan:
     def _remember(self, src: Any, out: Any, free: Mapping[str, Any], in_place: Mapping[str, Buffer]) -> None:
         """Lets calls with tensors that look like these pass by less.
 
-        Where each call gives operands, the kernel reads them where they lie, and there are no results.
+        Where each call gives operands alone, and the kernel writes no bound results.
         """
-        if set(self._missing) != free.keys() or in_place.keys() != free.keys() or (free and self._results):
+        runner = self._runner
+        is_all = set(self._missing) == free.keys() <= runner.operands.keys()
+        if not is_all or (free and self._written):
             return
         form, pair = self._memory.form_of(src), self._memory.pair_of(src, out)
-        forms: dict[str, Any] = {key: self._memory.form_of(tensor) for key, tensor in free.items()}
-        if form is None or pair is None or None in forms.values():
+        looks = {key: look_of(runner, key, tensor, key in in_place) for key, tensor in free.items()}
+        if form is None or pair is None or None in looks.values():
             return
-        place, packings = self._runner.required, self._runner.operands
-        self._passed = {
-            key: (place("operand", key), forms[key].address, packings[key], each.bounds[1] - each.address)
-            for key, each in in_place.items()
-        }
+        self._passed = {key: look for key, look in looks.items() if look}
         self._address, self._addresses = form.address, pair
-
-    def _like_before(self, free: Mapping[str, Any]) -> Words:
-        """The words of a call's operands that look like those which passed; none where one does not."""
-        if free.keys() != self._passed.keys():
-            return []
-        words = [(place, address(free[key])) for key, (place, address, *_) in self._passed.items()]
-        pairs = zip(words, self._passed.values(), strict=True)
-        packed = [word % ALIGNMENT for (_, word), (*_, packing, _) in pairs if packing]
-        return words if all(word for _, word in words) and not any(packed) else []
 
     def _taken(self, values: Mapping[str, Any], *, keep: bool = False) -> _Taken:
         """Operands and parameters as the kernel reads them: numbers, words, their memory, what stays put."""

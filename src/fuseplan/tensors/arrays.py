@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import mmap
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Union
 
@@ -87,12 +88,19 @@ class Buffer:
 
     def numpy(self) -> Array:
         """The tensor as a NumPy array over the same memory; bf16 and fp8 as their bits."""
+        return self.reader()(self.address)
+
+    def reader(self) -> Callable[[int], Array]:
+        """Makes such arrays over the memory at other addresses, where tensors lie as this one does."""
         low, end = self.bounds
-        raw: Any = (ctypes.c_char * (end - low)).from_address(low)
-        dtype = dtype_of(self.dtype).array
-        steps = tuple(stride * dtype.itemsize for stride in self.strides)
-        array: Array = np.ndarray(self.shape, dtype, raw, self.address - low, steps)
-        return array
+        dtype, shape, ahead = dtype_of(self.dtype).array, self.shape, self.address - low
+        memory, steps = ctypes.c_char * (end - low), tuple(stride * dtype.itemsize for stride in self.strides)
+
+        def read(address: int) -> Array:
+            raw: Any = memory.from_address(address - ahead)
+            return np.ndarray(shape, dtype, raw, ahead, steps)
+
+        return read
 
     def widened(self) -> Array:
         """The tensor's elements as floats: itself for those that NumPy computes with, else an exact copy."""
@@ -255,7 +263,7 @@ def _in_huge_pages(nbytes: int) -> NDArray[np.uint8]:
 def aligned_copy(array: Array, *, lasts: bool = False) -> Array:
     """The array, contiguous and aligned to 64 bytes."""
     memory = lasting_bytes(array.nbytes) if lasts else aligned_bytes(array.nbytes)
-    copied: Array = memory.view(array.dtype).reshape(array.shape)
+    copied: Array = np.ndarray(array.shape, array.dtype, memory)
     copied[...] = array
     return copied
 

@@ -25,9 +25,11 @@ from fuseplan.torch.heads import join_losses
 from fuseplan.torch.intact import keep_attention, restore_attention
 from fuseplan.torch.lifetimes import Lifetimes
 from fuseplan.torch.masks import fold_masks, hide_by_masks, simplify_masks, sum_masks
+from fuseplan.torch.operator import launched
 from fuseplan.torch.partition import partitioned
 from fuseplan.torch.reporting import report_of, trace
 from fuseplan.torch.siblings import join_siblings
+from fuseplan.torch.sites import Site
 from fuseplan.torch.trained import train_attention
 
 
@@ -94,7 +96,12 @@ def _compiled(
         return inductor.compiled(given, inputs, device, is_inference=is_inference, **how)
     made = form()
     trace(lambda: report_of(made, device))
-    return _planned(made.module, own, device) if own else _boxed(made.module.forward)
+    if own:
+        return _planned(made.module, own, device)
+    for node in made.module.graph.find_nodes(op="call_function", target=launched):
+        node.target = Site()
+    made.module.recompile()
+    return _boxed(made.module.forward)
 
 
 def _backward(

@@ -16,6 +16,7 @@ from fuseplan.backends.triton.memory import Queue
 from fuseplan.compile import CompiledPlan
 from fuseplan.compile import compile as compile_plan
 from fuseplan.errors import ArgumentError, Unsupported
+from fuseplan.execution.passed import Look
 from fuseplan.execution.run import BoundPlan
 from fuseplan.kernels.template import Accuracy
 from fuseplan.language.declarations import Operand, Result
@@ -35,6 +36,7 @@ from fuseplan.torch.texts import (
 
 NAME = "fuseplan::run"  # torch's name of the operator that runs plans
 Reading = Callable[[torch.Tensor], torch.Tensor]  # the tensor, or a copy that a kernel can read
+LOOKS = 8  # calls in a row with new operands, after which one of so many is looked at
 KEPT = 1024  # packed sets of operands of one plan: the layers of a model that are alike share it
 
 Marks = tuple[Mark, ...]
@@ -103,6 +105,7 @@ class Kernel:
         self.plan, self._queue = plan, queue
         self._compiled, self._packed = compiled
         self._seen: dict[Marks, tuple[Storages, list[int]]] = {}  # once, and not packed
+        self._new_in_a_row = 0
         given: tuple[Operand | Result, ...] = (*plan.operands, *plan.results)
         specs = {each.key: each.spec for each in given if each.spec is not None}
         self._joins, self._keys = joins_of(operators), keys_of(operators, plan)
@@ -127,12 +130,10 @@ class Kernel:
         values |= {key: values[key].clone() for key in self._updated}
         if parameters:
             values |= dict(zip((each.key for each in self.plan.parameters), parameters, strict=True))
-        marks = self._marks(given)
-        found = self._found(marks, given)
-        if found is None and self._is_new(marks, given):
-            plan, values = self._unbound, values | self._constants(given, packable)
-        else:
-            plan = (found or self._kept(marks, given)).plan
+        known = self.known(given)
+        if known is None:
+            values |= self._constants(given, packable)
+        plan = known.plan if known else self.unbound
         made = plan(aligned(src), **values)
         return list(made[: 1 + len(self.plan.results)]) if isinstance(made, tuple) else [made]
 
@@ -164,15 +165,23 @@ class Kernel:
         uncounted = [(held[place], each) for place, each in told.items()]
         return Bound(further, in_calls, [held[place] for place in packed], uncounted, readings)
 
-    def packed(self, bound: BoundPlan) -> list[int]:
-        """The places of the operands of which a bound plan has copies, or a CPU may need one elsewhere."""
-        lent = bound.lent if self._queue else ()
-        return [place for place in self.constant if self._keys[place] not in lent]
+    def looks(self, given: Tensors) -> dict[int, Look | None]:
+        """How the constant operands look, by place; none where a call gives one in several tensors."""
+        places = () if self._joins else self.constant
+        return {place: self.unbound.look(self._keys[place], aligned(given[place])) for place in places}
 
-    def read(self, bound: BoundPlan) -> list[tuple[int, int]]:
-        """The places of the other operands, which it reads where they lie, and their words."""
-        packed = self.packed(bound)
-        return [(place, bound.word_of(key)[0]) for place, key in enumerate(self._keys) if place not in packed]
+    def read(self, looks: Mapping[int, Look | None], given: Tensors) -> list[tuple[int, int]]:
+        """The places of operands that the kernel reads where they lie, and their words.
+
+        A constant one on a CPU is none of them, which may need a copy elsewhere.
+        """
+        addresses = {place: given[place].data_ptr() for place in looks if self._queue}
+        lent = [
+            place
+            for place, begin in addresses.items()
+            if (look := looks[place]) and look.packed(given[place], begin)[0] == begin
+        ]
+        return [(place, self.unbound.word_of(self._keys[place])[0]) for place in (*self._per_call, *lent)]
 
     def held(self, given: Tensors) -> Bindings:
         """The plan with the constant operands bound, as they were packed before where they are the same."""
@@ -189,11 +198,25 @@ class Kernel:
         held = None if marks is None else self._packed.get(marks)
         return held[1] if held and held[1].is_current(given) else None
 
-    def _is_new(self, marks: Marks | None, given: Tensors) -> bool:
-        """Whether a call sees the constant operands, as they were written last, for the first time.
+    def known(self, given: Tensors) -> Bindings | None:
+        """The plan with the constant operands bound; None where a call sees them for the first time.
 
-        Most of those are a training step's, and never seen again: to bind them takes 300 us of a CPU's call.
+        To bind them takes 300 us of a CPU's call, and most of those of a training step are never seen again.
+        To look takes 20 us: after several calls in a row with new ones, few are looked at.
         """
+        self._new_in_a_row += 1
+        is_skipped = self._new_in_a_row > LOOKS and self._new_in_a_row % LOOKS
+        if is_skipped and not self._packed and not self._is_captured:
+            return None
+        marks = self._marks(given)
+        found = self._found(marks, given)
+        if found is None and self._is_new(marks, given):
+            return None
+        self._new_in_a_row = 0
+        return found or self._kept(marks, given)
+
+    def _is_new(self, marks: Marks | None, given: Tensors) -> bool:
+        """Whether a call sees the constant operands, as they were written last, for the first time."""
         if marks is None or self._is_captured:
             return marks is None
         versions = [given[place]._version for place in self.constant]
@@ -223,7 +246,7 @@ class Kernel:
         return bool(self._queue and self._queue.is_capturing())
 
     @functools.cached_property
-    def _unbound(self) -> BoundPlan:
+    def unbound(self) -> BoundPlan:
         """The plan for calls that give all operands."""
         return self._bind([None] * len(self._keys))
 

@@ -9,12 +9,13 @@ from typing import NamedTuple
 
 import torch
 
+from fuseplan.execution.passed import Look
 from fuseplan.execution.run import BoundPlan
 from fuseplan.language.tensor import Dense, TensorSpec
 from fuseplan.tensors.torch_tensors import Likeness, alike
 from fuseplan.torch.kernels import Bindings, Kernel, kernel_on
 from fuseplan.torch.lying import ALIGNMENT, laid
-from fuseplan.torch.operator import is_seen, is_watched, readable
+from fuseplan.torch.operator import is_seen, is_watched, launched, readable
 from fuseplan.torch.texts import Tensors
 
 
@@ -26,8 +27,8 @@ class _Known(NamedTuple):
         are_alike: whether tensors look as its own did.
         read: the places of the tensors that the kernel reads where they lie, with their words.
         moved: the places of those of them that lie otherwise and are copied, and how the kernel has them.
-        packed: the places of those of which it has copies.
-        plan: bound for the call.
+        packed: the places of the others.
+        looks: how each of these looked; nothing where they are joined before they are packed.
     """
 
     kernel: Kernel
@@ -35,7 +36,7 @@ class _Known(NamedTuple):
     read: list[tuple[int, int]]
     moved: Mapping[int, TensorSpec | Dense]
     packed: list[int]
-    plan: BoundPlan
+    looks: Mapping[int, Look]
 
 
 class Site:
@@ -45,11 +46,12 @@ class Site:
     """
 
     def __init__(self) -> None:
+        self.__name__ = "site"  # in the code of graphs
         self._known: _Known | None = None
         self._last: tuple[list[torch.Tensor], list[int], Bindings] | None = None
 
     def __call__(
-        self, operators: str, src: torch.Tensor, given: Tensors, parameters: Sequence[float]
+        self, operators: str, src: torch.Tensor, given: Tensors, parameters: Sequence[float] = ()
     ) -> list[torch.Tensor]:
         """The operator's outputs, for the operator's arguments."""
         known = self._known
@@ -59,33 +61,46 @@ class Site:
 
     def _again(self, known: _Known, src: torch.Tensor, given: Tensors) -> list[torch.Tensor]:
         """A call with tensors that look as known ones did; nothing where they lie otherwise."""
-        plan = self._bound(known, given).plan if known.packed else known.plan
+        address = _where(src)
         if known.moved:
             given = [
                 laid(each, known.moved[at]) if at in known.moved else each for at, each in enumerate(given)
             ]
-        address = _where(src)
         words = [(word, _where(given[place])) for place, word in known.read]
-        return plan.unchecked(src, address, words) if address and all(at for _, at in words) else []
+        if not address or not all(at for _, at in words):
+            return []
+        bindings = self._bindings(known, given) if known.packed else None
+        if bindings is not None:
+            return bindings.plan.unchecked(src, address, words)
+        if len(known.looks) < len(known.packed) or any(given[place].is_neg() for place in known.looks):
+            return []
+        held = []
+        for place, look in known.looks.items():
+            begin, kept = look.packed(given[place], given[place].data_ptr())
+            words.append((look.place, begin))
+            held.append(kept)
+        return known.kernel.unbound.unchecked(src, address, words)
 
-    def _bound(self, known: _Known, given: Tensors) -> Bindings:
-        """The plan with its packed tensors, as the call before had it where they are the same."""
+    def _bindings(self, known: _Known, given: Tensors) -> Bindings | None:
+        """The plan with its packed tensors, as the call before had it where they are the same.
+
+        None where calls see them for the first time.
+        """
         own = [given[place] for place in known.packed]
         last = self._last
         is_same = last is not None and all(map(operator.is_, own, last[0]))
         if last and is_same and [*map(torch.Tensor.data_ptr, own)] == last[1] and last[2].is_current(given):
             return last[2]
-        made = known.kernel.held(given)
-        if made.is_kept:
-            self._last = own, [*map(torch.Tensor.data_ptr, own)], made
+        made = known.kernel.known(given)
+        is_kept = made is not None and made.is_kept
+        self._last = (own, [*map(torch.Tensor.data_ptr, own)], made) if made and is_kept else None
         return made
 
     def _anew(
         self, operators: str, src: torch.Tensor, given: Tensors, parameters: Sequence[float]
     ) -> list[torch.Tensor]:
         if is_seen((src, *given)):
-            made: list[torch.Tensor] = torch.ops.fuseplan.run(operators, src, given, parameters)
-            return made
+            return launched(operators, src, given, parameters)
         return self._learnt(operators, src, given, parameters)
 
     def inside(self, operators: str, src: torch.Tensor, given: Tensors) -> list[torch.Tensor]:
@@ -103,11 +118,13 @@ class Site:
         kernel = kernel_on(operators, plain)
         self._known = self._last = None
         made = kernel(plain, given, parameters)
-        plan = kernel.held(given).plan
-        is_one = type(plan) is BoundPlan  # and none for each extent
+        is_one = type(kernel.unbound) is BoundPlan  # and none for each extent
         if is_one and plain is src and not parameters and not kernel.updates:
-            read, moved = kernel.read(plan), kernel.moved(given)
-            self._known = _Known(kernel, alike(src, *given), read, moved, kernel.packed(plan), plan)
+            looks = kernel.looks(given)
+            read, moved = kernel.read(looks, given), kernel.moved(given)
+            packed = [place for place in kernel.constant if place not in dict(read)]
+            known = {place: look for place, look in looks.items() if look and place in packed}
+            self._known = _Known(kernel, alike(src, *given), read, moved, packed, known)
         return made
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 
-from fuseplan.backends.backend import Addresses
+from fuseplan.backends.backend import Addresses, Packer
 from fuseplan.errors import ArgumentError, a_thing
 from fuseplan.kernels.emit import COUNTER_BYTES
 from fuseplan.kernels.packing import HALF_UNIT, Halves, Packing, Pad, Reshape, Rounded, Step, Take, Transpose
@@ -136,6 +136,15 @@ class GpuMemory:
         """The operand packed; itself where it lies so."""
         owner = buffer.owner if isinstance(buffer.owner, torch.Tensor) else self._torch_view(buffer.owner)
         return DeviceCopy(packed(owner.detach(), packing, keep=keep))
+
+    def packer(self, packing: Packing, buffer: Buffer) -> Packer:
+        """Packs on the current stream."""
+
+        def pack(tensor: torch.Tensor, _: int) -> tuple[int, object]:
+            made = packed(tensor, packing, keep=False)
+            return made.data_ptr(), made
+
+        return pack
 
     def _torch_view(self, owner: Any) -> torch.Tensor:
         if hasattr(owner, "__dlpack__"):
