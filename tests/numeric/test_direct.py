@@ -12,6 +12,7 @@ from forced import forced, narrowed, refusal_of
 from fuseplan.backends.cpu import model, pairs, staging
 from fuseplan.backends.cpu.templates.direct import Direct
 from fuseplan.backends.cpu.tiling import Tiling, tiling
+from fuseplan.execution.stages import decide
 from fuseplan.kernels.lower import lower
 from fuseplan.kernels.match import match
 from fuseplan.language.dtypes import DTYPES
@@ -230,6 +231,16 @@ def test_features_that_fill_more_than_half_of_a_vector_take_it_whole() -> None:
         kernel = lower(match(FusionPlan.parse(f"f32[64x100] -> linear({count})")))
         chosen = next(iter(Direct.candidates(kernel, whole, "default")))
         assert ("<16 x float>" in chosen.emit(kernel, whole).text) == has_whole
+
+
+def test_shuffled_groups_are_quicker_than_half_vectors_of_eight_features() -> None:
+    """On a Zen 4 core, groups of 8 channels took 144 us, in half vectors 174; of 16 channels, 175 and 158."""
+    target = replace(narrowed(64), cpu="znver4")
+    for plan, name in (
+        ("f32[4x64x20x20, nhwc] -> conv2d(64, kernel=3, padding=1, groups=8) -> bias -> relu", "grouped"),
+        ("f32[2x64x28x28, nhwc] -> conv2d(32, kernel=3, padding=1, groups=4)", "direct"),
+    ):
+        assert decide(plan, target, tuned=False).choice.template.name == name
 
 
 def test_more_threads_make_more_tasks() -> None:
