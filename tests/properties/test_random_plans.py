@@ -222,13 +222,15 @@ def test_rows_of_an_image_that_read_other_elements_are_no_rows_of_one_image(axes
         "f64[64x2] -> linear_weight_gradient(5)",
         "f32[6x40] -> linear_weight_gradient(40)",
         "f32[3x1x9x16] -> group_norm(1)",
+        "f32[2x2x17x3] -> conv2d_weight_gradient(2, kernel=3, stride=3, groups=2, precision=tf32)",
     ],
 )
 def test_a_range_lies_as_no_template_writes_it(text: str) -> None:
     """Where features are one, or those of a weight gradient: its rows are the features that are computed."""
     layout = ", layout=nhwc" if "norm" in text else ""
-    with pytest.raises(Unsupported, match="range"):
-        decide(f"{text} -> within(50{layout})")
+    for target in ("cpu", "triton:sm_90"):
+        with pytest.raises(Unsupported, match="range"):
+            decide(f"{text} -> within(50{layout})", target)
 
 
 @pytest.mark.parametrize("text", FOUND_ON_GPUS)

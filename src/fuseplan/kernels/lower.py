@@ -47,9 +47,10 @@ def lower(match: Match) -> Kernel:
     *others, last = match.steps
     kernel = _lowered(others if isinstance(last.op, RANGES) and others else match.steps)
     if isinstance(last.op, Within) and last.dst.layout != last.src.layout:
-        # No reduction's template writes ranges.
-        dst = kernel.dst if kernel.has_cells else last.src.canonical
-        if last.op.layout is not None and not kernel.has_cells:
+        # No template writes ranges of reductions, nor of weight gradients, whose axes are others.
+        has_own_axes = kernel.has_cells or kernel.dst.rank != last.src.rank
+        dst = kernel.dst if has_own_axes else last.src.canonical
+        if last.op.layout is not None and not has_own_axes:
             dst = TensorSpec(dst.shape, dst.dtype, last.op.layout)
         kernel = replace(kernel, dst=dst, whole=last.op.features)
     if not match.opened:
