@@ -18,6 +18,7 @@ Rng = random.Random
 FLOATS = ("f32", "f32", "f32", "f16", "bf16", "f64")
 STORED = ("f16", "bf16", "f32", "f64", "f8e4m3", "f8e5m2", "i8", "i32", "bool")
 EXTENTS = (1, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 64, 70)
+MEDIUM = (1, 2, 7, 16, 24, 40, 48, 64, 80, 96, 128, 200, 333, 512)  # of more than `MOST_ELEMENTS` elements
 NAMES = {1: ("c",), 2: ("nc",), 3: ("ncw", "nwc", "bsc"), 4: ("nchw", "nhwc", "bhsd", "bshd", "bshd of bhsd"),
          5: ("ncdhw", "ndhwc")}  # fmt: skip
 FORMULAS = (
@@ -63,7 +64,7 @@ def _grown(rng: Rng, plan: FusionPlan, names: tuple[str, ...], most: int) -> Fus
 
 def _src(rng: Rng, most: int) -> str:
     rank = rng.choice((1, 2, 2, 3, 3, 4, 4, 4, 5))
-    sizes = FEW if rng.random() < SMALL else EXTENTS
+    sizes = FEW if rng.random() < SMALL else MEDIUM if most > MOST_ELEMENTS else EXTENTS
     while True:
         shape = [rng.choice(sizes) for _ in range(rank)]
         if TensorSpec(shape).size <= most:
@@ -147,7 +148,11 @@ def _pool(is_mean: bool) -> Callable[[Rng, TensorSpec, str], list[str]]:
 
 
 def _product(*fields: str) -> Callable[[Rng, TensorSpec, str], list[str]]:
-    return lambda rng, src, text: [str(rng.choice(EXTENTS)), *_maybe(rng, *fields, chance=0.2)]
+    return lambda rng, src, text: [str(rng.choice(_extents(src))), *_maybe(rng, *fields, chance=0.2)]
+
+
+def _extents(src: TensorSpec) -> tuple[int, ...]:
+    return EXTENTS if src.open_axes or src.size <= MOST_ELEMENTS else MEDIUM
 
 
 def _axes(rng: Rng, src: TensorSpec) -> str:
@@ -165,9 +170,9 @@ def _reduction(*fields: str) -> Callable[[Rng, TensorSpec, str], list[str]]:
 def _attention(rng: Rng, src: TensorSpec, text: str) -> list[str]:
     heads = src.shape[1] if src.rank == 4 else 1
     divisors = [each for each in range(1, 5) if heads % each == 0]
-    made = _maybe(
-        rng, "is_causal=True", f"keys={rng.choice((1, 3, 8, 17, 70))}", f"features={rng.choice(EXTENTS)}"
-    )
+    sizes = _extents(src)
+    keys = (1, 3, 8, 17, 70) if sizes == EXTENTS else sizes
+    made = _maybe(rng, "is_causal=True", f"keys={rng.choice(keys)}", f"features={rng.choice(sizes)}")
     made += _maybe(
         rng, f"key_heads={rng.choice(divisors)}", f"scale={rng.choice((0.5, 1.5))}", "nan_unseen=True"
     )

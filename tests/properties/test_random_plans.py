@@ -12,25 +12,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import random_checks
 from forced import REGISTERS
-from fuseplan.backends import backend_of
 from fuseplan.backends.triton.template import GpuTemplate
-from fuseplan.compile import CompiledPlan
 from fuseplan.compile import compile as compile_plan
 from fuseplan.errors import Unsupported
-from fuseplan.execution.build import build
-from fuseplan.execution.select import Considered, ranked
-from fuseplan.execution.stages import Records, decide
-from fuseplan.kernels.kernel import Kernel
+from fuseplan.execution.stages import decide
 from fuseplan.kernels.lower import lower
 from fuseplan.kernels.match import match
-from fuseplan.kernels.target import Target, host_target, parse_target
-from fuseplan.kernels.template import Template
+from fuseplan.kernels.target import host_target, parse_target
 from fuseplan.language.dtypes import dtype_of
 from fuseplan.measure.data import random_arrays
-from fuseplan.measure.ground import Ground, allowed_deviation, checks_of, ground_of
-from fuseplan.measure.spaces import exact
-from fuseplan.messages.reasons import first_refusal
+from fuseplan.measure.ground import allowed_deviation
 from fuseplan.op import Elementwise, operand, operator
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.scalar import Scalar, where
@@ -78,59 +71,14 @@ FOUND_ON_GPUS = (
 WALL, MARK = 256, 0xA7  # bytes beside each array, and what they hold
 
 
-def templates(kernel: Kernel, target: Target) -> Iterator[type[Template]]:
-    for each in backend_of(target.backend).templates:
-        refusal = first_refusal(each.claims(kernel, target, "default"), each.name)
-        if refusal is None:
-            yield each
-        assert str(refusal)
-
-
 def check(plan: FusionPlan, seed: int) -> None:
-    """Every template's best candidate, and another one, beside float64."""
+    """On this machine, as if its vectors were narrower, by one thread or two."""
     rng = random.Random(seed)
     width = rng.choice((*REGISTERS, host_target().vector_bytes))
     target = replace(
         host_target(), threads=rng.randint(1, 2), vector_bytes=width, vector_registers=REGISTERS[width]
     )
-    try:
-        kernel = lower(matched := match(plan))
-    except Unsupported:
-        return
-    numbers = plan.with_extents(*(rng.choice((1, 2, rng.randint(1, 17))) for _ in plan.src.open_axes))
-    with np.errstate(all="ignore"):
-        ground = ground_of(numbers, target, seed)
-    for kind in templates(kernel, target):
-        every = list(kind.candidates(kernel, target, "default"))
-        best = min(every, key=lambda each: each.seconds(kernel, target))
-        for template in dict.fromkeys((best, rng.choice(every))):
-            choice = ranked(template, (Considered(template.text),))
-            program = build(choice, kernel, target, use_cache=False)
-            compiled = CompiledPlan(Records(plan, target, "default", matched, kernel, choice), program)
-            compare(compiled, numbers, ground)
-
-
-def compare(compiled: CompiledPlan, numbers: FusionPlan, ground: Ground) -> None:
-    """The results are right; those that are not within their bounds, within what rounding moves."""
-    template, call = compiled.choice.template, ground.call(compiled.bind)
-    with np.errstate(all="ignore"):
-        got = call()
-        errors = {key: error for key, error in ground.deviations(got).items() if key not in numbers.views}
-        wrong = [each for each in checks_of(compiled.kernel, template, errors) if not each.is_right]
-        if not wrong:
-            return
-        try:
-            want, far = motion(numbers, ground.tensors)
-        except OutOfRangeError:
-            return
-        dtypes = {"out": numbers.output.dtype} | {each.key: each.dtype for each in numbers.results}
-        made = dict(zip(dtypes, got if isinstance(got, tuple) else (got,), strict=False))
-        for each in wrong:
-            value, right = exact(made[each.tensor], dtypes[each.tensor]), want[each.tensor]
-            same = (value == right) | (np.isnan(value) & np.isnan(right))
-            largest = abs(right).max(initial=0.0, where=np.isfinite(right))
-            is_near = same | (abs(value - right) <= each.allowed * largest + far[each.tensor])
-            assert is_near.all(), f"{numbers}\n{template.text} on {compiled.target.shape}: {each}"
+    random_checks.check(plan, target, rng, seed)
 
 
 @pytest.fixture
@@ -199,7 +147,7 @@ def check_on_gpus(plan: FusionPlan, seed: int) -> None:
     if plan.views or not is_known or not all(1e-3 < size <= largest for size in sizes.values()):
         return  # smaller numbers of 8 and 16 bits lose bits; larger ones are the largest, or infinite
     moved = max(each.max(initial=0.0) / sizes[key] for key, each in far.items())
-    for kind in templates(kernel, target):
+    for kind in random_checks.templates(kernel, target):
         template = next(iter(kind.candidates(kernel, target, "default")))
         if isinstance(template, GpuTemplate) and template.emit(kernel, target).language == "triton":
             slack = (allowed_deviation(kernel, template) + moved) / dtype_of(kernel.compute_dtype).epsilon

@@ -214,3 +214,11 @@ def test_numbers_on_the_edge_of_a_rounding_before_a_sum() -> None:
     ):
         errors = ground.deviations(np.array([values], np.float32).reshape(2, 1)[:, 0])
         assert (first_wrong(compiled.kernel, template, errors) is None) == is_right
+
+
+@pytest.mark.parametrize("by", ["query", "key"])
+def test_weights_of_attention_stay_in_the_range_of_f16(by: str) -> None:
+    """Whatever the scale: weights of 1e15 are infinite in f16, and so are the gradients."""
+    plan = FusionPlan.parse(f"f16[1x3x70x70] -> attention_gradient(keys=70, scale=0.5, by={by})")
+    out, results = evaluated(plan, random_arrays(plan, seed=1))
+    assert all(np.abs(each).max() < 1e3 for each in (out, *results.values()))

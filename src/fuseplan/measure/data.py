@@ -115,7 +115,9 @@ def _check_size(plan: FusionPlan) -> None:
 def _values(draws: Draws, step: Step, operand: Operand, gain: float) -> Tensor:
     values = draws.normal(operand.shape)
     if isinstance(step.op, Attending) and operand.name == "lse":
-        return values + math.log(step.op.attend(step.src).keys)
+        known = step.op.attend(step.src)
+        spread = known.scale * math.sqrt(known.size)  # of the scores of normal numbers: 1 as usual
+        return values + math.log(known.keys) + 4 * max(0.0, spread - 1)  # weights are about 1 at most
     if isinstance(step.op, Attending) and not dtype_of(operand.dtype).is_float:
         keys = step.op.attend(step.src).keys
         return values.clip(0) if operand.dtype == "bool" else (abs(values) * keys).clip(0, keys)
