@@ -203,6 +203,8 @@ def test_wrong_files_and_calls(tmp_path: Path) -> None:
         ours.run(None, [image])
     with pytest.raises(ArgumentError, match="no output is named 'z'; want of y"):
         ours.run(["z"], {"x": image})
+    with pytest.raises(ArgumentError, match=r"output_names='y' is one name; want a list: \['y'\]"):
+        ours.run("y", {"x": image})
 
 
 def test_nodes_may_stand_in_any_order() -> None:

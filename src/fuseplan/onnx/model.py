@@ -107,6 +107,8 @@ class OnnxModel:
                 model declares.
             BuildError: nothing runs one of its operators.
         """
+        if isinstance(output_names, str):
+            raise ArgumentError(f"output_names={output_names!r} is one name; want a list: [{output_names!r}]")
         wanted = self.outputs if output_names is None else output_names
         unknown = [name for name in wanted if name not in self.outputs]
         if unknown:
