@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fuseplan.tensors.dlpack import Wrote
 
 Addresses = Callable[[Any, Any], "tuple[int, int, Wrote | None]"]
-# Of a tensor and its address: where a kernel reads it, packed, and what keeps that memory alive.
+# From a tensor and its address: the address of the packed operand, and the owner of that memory.
 Packer = Callable[[Any, int], tuple[int, object]]
 
 

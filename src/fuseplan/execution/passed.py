@@ -1,4 +1,4 @@
-"""Operands that passed all checks of a call: those of later calls that look like them pass by less."""
+"""How the operands of a call looked that passed all checks: operands that look alike pass fewer checks."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class Look(NamedTuple):
     """How an operand of a call looked.
 
     Attributes:
-        place: its word.
-        address: where another one lies that looks the same; 0 for one that does not.
-        reach: its first byte and the one past its last, from its address.
-        pack: what makes of it what the kernel reads; None where that is the tensor itself.
-        step: what its address divides if the kernel read it where it lay; else 0.
+        place: the index of its word.
+        address: the address of another operand that looks the same; 0 for any other tensor.
+        reach: the offsets of its first byte and of its end from its address.
+        pack: packs an operand for the kernel; None where the kernel reads the tensor itself.
+        step: the alignment in bytes of an operand that the kernel reads in place; else 0.
     """
 
     place: int
@@ -29,12 +29,12 @@ class Look(NamedTuple):
     step: int
 
     def packed(self, tensor: Any, begin: int) -> tuple[int, object]:
-        """Where the kernel reads one that lies at an address, and what keeps that memory alive."""
+        """The address that the kernel reads of an operand at `begin`, and the owner of that memory."""
         return self.pack(tensor, begin) if self.pack else (begin, None)
 
 
 class Given(NamedTuple):
-    """The operands of a call: words as the kernel reads them, where they lie, and packed copies to hold."""
+    """The operands of a call: the kernel's words, the tensors' addresses, and the owners of packed copies."""
 
     words: Words | tuple[()]
     begins: Sequence[int]
@@ -45,7 +45,7 @@ NONE = Given((), (), ())
 
 
 def look_of(runner: Runner, key: str, tensor: Any, is_in_place: bool) -> Look | None:
-    """How an operand looks that was accepted; None for kinds that are checked anew each time."""
+    """The look of an accepted operand; None for kinds of tensors that every call checks anew."""
     memory, packing = runner.memory, runner.operands[key]
     place, form = runner.place("operand", key), memory.form_of(tensor)
     if place is None or form is None:
@@ -58,7 +58,7 @@ def look_of(runner: Runner, key: str, tensor: Any, is_in_place: bool) -> Look | 
 
 
 def like_before(looks: Mapping[str, Look], given: Mapping[str, Any]) -> Given | None:
-    """The operands of a call, by key, that look like those which passed; None where one does not."""
+    """The operands of a call, by key, if all look like the accepted ones; None if one does not."""
     if given.keys() != looks.keys():
         return None
     begins = [each.address(given[key]) for key, each in looks.items()]

@@ -247,12 +247,11 @@ class Join(Step):
         parts = [_applied(chain, array) for chain in self.chains]
         ends = [*accumulate(part.nbytes for part in parts)]
         memory = np.empty(ends[-1] + LINE_BYTES, np.uint8)
-        memory = memory[
-            -memory.ctypes.data % LINE_BYTES :
-        ]  # where a CPU's kernels read it without another copy
+        begin = -memory.ctypes.data % LINE_BYTES  # a kernel reads an aligned array in place
+        memory = memory[begin : begin + ends[-1]]
         for part, end in zip(parts, ends, strict=True):
             memory[end - part.nbytes : end].view(part.dtype).reshape(part.shape)[...] = part
-        return memory[: ends[-1]].view(parts[0].dtype)
+        return memory.view(parts[0].dtype)
 
 
 @dataclass(frozen=True)

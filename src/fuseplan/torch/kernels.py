@@ -278,11 +278,11 @@ class Kernel:
 
     def _constants(self, given: Sequence[torch.Tensor | None], reading: Reading) -> dict[str, torch.Tensor]:
         """The constant operands that are given, readable, by key."""
-        held = self._held(given)
-        values = {self._keys[place]: reading(each) for place, each in held.items()}
+        held = [(self._keys[place], each) for place, each in self._held(given).items()]
+        values = {key: reading(each) for key, each in held if key not in self._joins}
         for key, (_, axis) in self._joins.items():
-            if parts := [each for place, each in held.items() if self._keys[place] == key]:
-                values[key] = torch.cat([*map(aligned, parts)], axis)
+            if parts := [aligned(each) for name, each in held if name == key]:
+                values[key] = torch.cat(parts, axis)
         return values
 
 

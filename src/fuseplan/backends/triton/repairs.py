@@ -35,7 +35,7 @@ FENCE = "fence.proxy.async.shared::cta;"
 
 
 def known(ptx: str) -> str:
-    """PTX with the repairs of what an assembler may get wrong, or lacks, whatever it makes of it."""
+    """PTX with every repair that needs no look at the machine code."""
     return in_words(halved(unmerged(fenced(ptx))))
 
 
@@ -108,6 +108,8 @@ def in_words(ptx: str) -> str:
     those of 64 and of 32 elements: `f16[2x6x16x96] -> attention(keys=48, key_heads=2)` gave other numbers on
     an H200, and read memory that was not there. 12.9 is right.
     """
+    if "wgmma.mma_async" not in ptx:
+        return ptx
     found = DESCRIPTOR.findall(ptx)
     kinds = {(place, int(number) % WORD**2 // WORD) for _, _, place, number in found}
     several = {place for place, count in Counter(place for place, _ in kinds).items() if count > 1}
@@ -122,7 +124,7 @@ def in_words(ptx: str) -> str:
             f" addc.u32 high, high, {high}; mov.b64 {descriptor}, {{low, high}}; }}"
         )
 
-    return DESCRIPTOR.sub(apart, ptx) if several and "wgmma.mma_async" in ptx else ptx
+    return DESCRIPTOR.sub(apart, ptx)
 
 
 def overwrites_factors(ptx: str, cubin: bytes, package: Path) -> bool:
