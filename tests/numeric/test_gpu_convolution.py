@@ -270,3 +270,13 @@ def test_infinities_and_nan_stand_where_the_reference_has_them(dtype: str, last:
     assert np.isinf(want).any()
     for test in (np.isnan, np.isposinf, np.isneginf):
         np.testing.assert_array_equal(test(got), test(want))
+
+
+@pytest.mark.parametrize(("channels", "joined"), [(16, False), (64, True)])
+def test_steps_of_joined_bytes_are_long(channels: int, joined: bool) -> None:
+    """Triton counts those of 16 bytes twice, with no error, and only on a GPU."""
+    kernel = kernel_of(f"f8e4m3[4x{channels}x8x8] -> conv2d(8, kernel=3)")
+    knobs = [each.knobs for each in Product.candidates(kernel, SM_90, "default")]
+    steps = [int(each["depth"]) for each in knobs if int(each["joined"]) > 1]
+    assert bool(steps) == joined
+    assert all(step >= 32 for step in steps)

@@ -111,6 +111,13 @@ def test_the_first_choice_in_every_layout(tensor: str, operators: str) -> None:
     assert_right(text, template)
 
 
+def test_a_single_channel_is_one_number_beside_places() -> None:
+    assert_right(
+        "f32[9x1x5x7, nhwc] -> batch_norm -> batch_norm_backward(mode=per_activation)",
+        GpuNormalization("rows", 16, 16, 0, 1, 1, warps=4, resident=1),
+    )
+
+
 @pytest.mark.parametrize("knobs", [("planes", 1, 64, 2, 3, 5), ("planes", 1, 32, 0, 6, 5)])
 def test_a_tile_that_meets_two_planes(knobs: tuple[str, int, int, int, int, int]) -> None:
     text = "f32[5x6x5x15] -> batch_norm_training -> batch_norm(mode=per_activation)"

@@ -352,6 +352,8 @@ SHARED = (
     ("f32[137x30] -> cross_entropy", GpuReduction(1, 32, 1, 1, resident=1, ahead=3)),
     ("f64[140x20] -> softmax_backward", GpuReduction(1, 32, 1, 1, resident=1, ahead=3)),
     ("bf16[140x60] -> softmax", GpuReduction(1, 64, 1, 1, resident=1, ahead=3)),
+    # Behind the statistics, an operand has one element along an axis that they went over.
+    ("f32[7x33x40, nwc] -> sum(1, keepdim=True) -> bias", GpuReduction(1, 64, 1, 1, resident=1, ahead=3)),
 )
 
 

@@ -302,6 +302,7 @@ def _over_axes(kernel: Kernel, steps: Sequence[Step], centre: Step) -> Kernel:
                 step,
                 "prologue" if step.index < centre.index else "epilogue",
                 behind if step.index > centre.index else places,
+                over if step.index > centre.index else (),
             )
             for step in steps
             for each in step.operands

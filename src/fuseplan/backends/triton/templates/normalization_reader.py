@@ -53,7 +53,8 @@ class Reader:
             if not operand.axes:
                 where = str(pointer)
             elif operand.is_channel:
-                where = f"{pointer + cut.channel}{cut.has_channel.guard()}"
+                exists = ALL if cut.channel.constant is not None else cut.has_channel  # one number
+                where = f"{pointer + cut.channel}{exists.guard()}"
             elif operand.is_inside and cut.per_place:
                 where = f"{pointer + cut.column}{cut.has_column.guard()}"
             else:

@@ -281,17 +281,18 @@ def _gathered(kernel: Kernel, target: Target, arithmetic: str) -> Iterator[Knobs
     """Tiles whose elements of src have an address each, the best guess first."""
     probe = Tiles(kernel, Knobs(LEAST, LEAST, LEAST))
     depth = _depth(kernel, probe, arithmetic)
-    joined = _joined(kernel, probe, depth)
     is_half_first = kernel.src.itemsize == 2 and kernel.dst.element_strides[1] != 1
     for most, features, warps in _extents(kernel, target, probe, arithmetic):
         fitting = min(features, power_of_two(probe.features, 256))
         rows = min(most, power_of_two(int(probe.rows.high), 512))
         # All channels of groups side by side are in one step.
         is_held = probe.merged > 1 or rows * depth <= MOST_HELD * 32 * warps
+        step = depth if is_held else depth // 2
+        joined = _joined(kernel, probe, step)
         base = Knobs(
             rows,
             fitting,
-            depth if is_held else depth // 2,
+            step,
             swapped=(is_half_first and fitting < 128) or most < 64 <= fitting,
             arithmetic=arithmetic,
             parts=2 if probe.is_joint and rows * fitting >= 128 * 32 * warps else 1,
@@ -324,8 +325,11 @@ def _joined(kernel: Kernel, probe: Tiles, depth: int) -> int:
     """Channels loaded by one thread: what fills 16 bytes, where 16-bit channels are far apart in src.
 
     Copies of 4 bytes go past the registers, and are faster: 153 us for 181 (128-28-28-128, H100).
+    Triton 3.6 gives each of a product's four lanes eight joined bytes: those of a step of 16 count twice.
     """
     if kernel.dst.element_strides[1] == 1 or kernel.prologue or probe.is_flat or kernel.src.itemsize > 2:
+        return 1
+    if kernel.src.itemsize == 1 and depth < LEAST_OF_I8:
         return 1
     return min(16 // kernel.src.itemsize, depth)
 
