@@ -80,12 +80,13 @@ POOLS = (
     "{d}[4x64x35x35{l}] -> avg_pool2d(3, stride=1, padding=1, count_include_pad=False) -> relu",
     "{d}[2x33x7x9x11] -> avg_pool3d(3, stride=2, padding=1)",
 )
-# Elements of 8 bits: padding that has no bits of its own, and pairs that are stored more than once.
+# Elements of 8 bits: padding that has no bits of its own, pairs that are stored more than once, joined ones.
 SHORT = (
     "f8e4m3[2x33x31x1x7, ndhwc] -> max_pool3d((2, 3, 1), padding=same, ceil_mode=True)",
     "f8e5m2[2x33x19x21] -> max_pool2d(3, padding=1)",
     "f8e4m3[33x16] -> elementwise('where(index(n) >= index(c), x, 0.5)') -> hardsigmoid",
     "f32[1000x16] -> elementwise('where(index(n) >= index(c), x, 0.25)') -> cast(f8e4m3)",
+    "f8e4m3[4x16x9x8] -> conv2d(8, kernel=3)",
 )
 # Of whose sums only the size or the negative is used: ptxas drops some, `repairs.lacks_products`.
 SIZES = (

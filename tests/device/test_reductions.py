@@ -32,6 +32,7 @@ PLANS = (
     "[2x5x30x70, nhwc] -> relu -> save(a) -> mean(hw) -> save(b) -> bias -> add(other=b)",
     "[4x30x50x70, strides=1:200000:4000:50 of bhsc] -> layer_norm -> relu",
     "[5] -> softmax -> bias",
+    "[7x333x64, nwc] -> sum(1, keepdim=True) -> bias",
     "[2x3x5x7, bhsc] -> bias -> amin(h) -> add",
     "[3x70001] -> amin(1)",
     "[33x40] -> prod(0)",
