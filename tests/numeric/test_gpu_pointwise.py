@@ -184,3 +184,19 @@ def test_the_first_candidate_is_the_cheapest() -> None:
     assert all(first.seconds(kernel, TARGET) <= other.seconds(kernel, TARGET) for other in others)
     slower = replace(TARGET, name="gfx1100", cpu="")
     assert first.seconds(kernel, slower) > first.seconds(kernel, TARGET)
+
+
+@pytest.mark.parametrize(
+    ("plan", "parts"),
+    [
+        ("bf16[1x48x96x64, bhsd] -> rotary(6, interleaved=True)", 64),
+        ("bf16[1x16x2048x256, bhsd] -> rotary(64, interleaved=True)", 8),
+        ("bf16[4096x11008] -> glu(silu)", 2),
+    ],
+)
+def test_threads_hold_few_elements_of_all_parts(plan: str, parts: int) -> None:
+    """Of 1,024 elements a thread, a kernel took 156 s to compile."""
+    target, kernel = parse_target("triton:sm_90"), lower(match(FusionPlan.parse(plan)))
+    for each in GpuPointwise.candidates(kernel, target, "default"):
+        assert isinstance(each, GpuPointwise)
+        assert each.outer * each.inner * parts <= 128 * 32 * each.warps

@@ -28,6 +28,7 @@ _LOOPING = 0.95
 _SCATTERED = 0.85
 _SHARING = 8  # programs of a processor that share the rows
 _LARGE = 128  # positions of a channel from which a flat tile may be twice as large
+_MOST = 128  # elements of a thread, in all parts of an axis: of 1,024, a kernel took 156 s to compile
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class GpuPointwise(PointwiseKnobs, GpuTemplate):
         made: dict[GpuPointwise, None] = {}
         for form in _forms(kernel):
             for warps, share in ((4, _share(kernel, form)), (4, 1.0), (4, 2.0), (4, 0.5), (8, 1.0), (8, 2.0)):
-                tile = power_of_two(int(share * _tile(kernel)))
+                tile = min(power_of_two(int(share * _tile(kernel))), _most(kernel, warps * target.warp))
                 inner = tile if form == "flat" else min(_row(kernel, form), tile)
                 made[cls(form, tile // inner, inner, 0, warps)] = None
                 if form == "rows" and share == 1:
@@ -102,6 +103,12 @@ def _tile(kernel: Kernel) -> int:
     """Elements of a tile of four warps: 64 bytes a thread, 16 where doubles take the registers."""
     elements = 128 * 64 // max(2, kernel.src.itemsize, kernel.dst.itemsize)
     return elements // 4 if kernel.compute_dtype == "f64" else elements
+
+
+def _most(kernel: Kernel, threads: int) -> int:
+    """The most lanes of a tile, each of which has an element of every part."""
+    parts = max(kernel.parts.reads, kernel.parts.makes) if kernel.parts else 1
+    return threads * max(1, power_of_two(_MOST // parts + 1) // 2)
 
 
 def _forms(kernel: Kernel) -> tuple[str, ...]:
