@@ -387,8 +387,10 @@ def test_candidates_fit_the_gpu(plan: str) -> None:
     assert found == sorted(found, key=lambda each: each.seconds(kernel, target))
     for each in found:
         assert isinstance(each, GpuReduction)
-        programs = each.emit(kernel, target).grid[0]
-        assert each.programs == 1 or programs <= target.processors
+        source = each.emit(kernel, target)
+        together, threads = -(-source.grid[0] // target.processors), 32 * each.warps
+        most = dict(source.options).get("maxnreg", min(255, 65536 // threads))
+        assert each.programs == 1 or together * threads <= min(1536, 65536 // most)
         assert each.cells * each.elements <= max(HELD) * 32 * each.warps
         assert not each.lanes or each.elements * each.programs < Lattice(kernel).element_count
 

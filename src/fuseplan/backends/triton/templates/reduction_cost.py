@@ -47,6 +47,7 @@ HELD_THERE = 0.37  # of a byte's time, for one that it holds
 # Bytes of the first cache, and the share of a byte's time for a byte that each tile reads past it: layer
 # norms of rows of 65,536 take 366 to 382 us on an H200, and 339 where two rows share a tile; RMS norms 297.
 FIRST_CACHE, PASSED = 256 << 10, 0.066
+LANES = 32  # cells side by side in a tile, at least, where src's innermost axis is kept
 PASSING = 1.4  # bytes that are read again lose their place to one that is read or written once
 STEEP = (3.3, 1.86)  # of the norm of these times; where programs go through tiles
 # Registers of a thread for all else, for an element of src, and for one of an operand: of the cell; that all
@@ -76,6 +77,13 @@ LAST, ARRIVAL = 3e-6, 4e-12
 OF_CELL = (12, 20)  # registers for the numbers of a cell beside the sums; of one whose elements are held
 OWN, SHARED = 8.65, 0.35  # for all else, and for an element of an operand that all cells share
 OWN_BYTES, SHARED_BYTES = 3 << 10, 220 << 10  # shared memory of a program without tiles; of a processor
+# Of columns, such as sums over the outermost axis: a fit to 430 measurements of 8 plans on an H200; fitted to
+# 7 of them, the choice for the other takes 1.10 of the best one's time. Memory's time over a copy's, and by
+# the bytes of a tile that lie side by side; more where processors have unequal numbers of programs. Of 16
+# bytes that a thread loads, of a warp, to meet, as `UNHIDDEN`; the power of the norm.
+STREAM, SEGMENT, UNEQUAL = 1.18, 10.2, 0.112
+LOADED, WARPED, ALL_MEET, LATE, BLEND = 0.144e-6, 0.095e-6, 4.94e-6, 0.105, 2.3
+MEETING_THREADS, MEETING_PROGRAMS = 1536, 16  # of a processor of any kind, whose programs wait for others
 
 
 class Cost:
@@ -85,12 +93,15 @@ class Cost:
         lattice: the kernel's loops.
         passed: bytes of operands that all cells share, where the first cache does not hold them.
         is_apart, is_across: of uneven rows, a lane reads elements one by one, or lanes lie side by side.
+        has_columns: cells lie side by side, and dst has one element for each.
     """
 
     def __init__(self, kernel: Kernel, target: Target) -> None:
         self.kernel, self.target, self.lattice = kernel, target, Lattice(kernel)
         self.count, self.cells = self.lattice.element_count, self.lattice.cell_count
         self.memory = model.rates(target).memory
+        is_reduced = self.lattice.is_reduced and not (self.lattice.is_along or self.lattice.inner)
+        self.has_columns = is_reduced and bool(kernel.statistics) and self.lattice.run.extent >= LANES
         picked = picks(kernel, self.lattice)
         parts = [part for each in kernel.statistics for part in each.parts if part not in picked]
         terms = [part.term for part in parts]
@@ -136,6 +147,17 @@ class Cost:
     def passes(self, knobs: ReductionKnobs) -> int:
         """How often src is read."""
         return 1 if knobs.holds(self.count) else self.kernel.passes - self.lattice.is_reduced
+
+    def programs_of_each(self, knobs: ReductionKnobs) -> int:
+        """Programs that a processor runs at a time where all programs of a launch meet others."""
+        return ceil_div(ceil_div(self.cells, knobs.cells) * knobs.programs, self.target.processors)
+
+    def fits_columns(self, knobs: ReductionKnobs) -> bool:
+        """Whether threads have registers for their blocks, where programs meet in all that run at a time."""
+        threads = knobs.warps * self.target.warp
+        each = self.programs_of_each(knobs) if knobs.programs > 1 else 1
+        has_room = threads * each <= MEETING_THREADS and each <= MEETING_PROGRAMS
+        return has_room and self.fits(threads * each, each * knobs.cells * knobs.elements, is_whole=False)
 
     def registers(self, each: float, *, is_whole: bool) -> float:
         """What a thread needs for so many elements of a tile, nearly."""
@@ -193,6 +215,8 @@ class Cost:
         """The estimate for one launch."""
         if self.kernel.sums:
             return self._of_sums(knobs)
+        if self.has_columns:
+            return self._of_columns(knobs)
         turns = ceil_div(self.count, knobs.elements * knobs.programs)
         groups, processors = ceil_div(self.cells, knobs.cells), self.target.processors
         programs, passes = groups * knobs.programs, self.passes(knobs)
@@ -223,6 +247,26 @@ class Cost:
         power = STEEP[knobs.resident > 0]
         times = (memory, waits, issued / processors, DISPATCH * programs)
         return LAUNCH + float(sum(each**power for each in times) ** (1 / power))
+
+    def _of_columns(self, knobs: ReductionKnobs) -> float:
+        """The time of programs that go down columns: they wait for each block of loads."""
+        turns, passes = ceil_div(self.count, knobs.elements * knobs.programs), self.passes(knobs)
+        groups, processors = ceil_div(self.cells, knobs.cells), self.target.processors
+        programs, threads = groups * knobs.programs, knobs.warps * self.target.warp
+        each, size = knobs.cells * knobs.elements / threads, self.kernel.src.itemsize
+        places = self._places(knobs.warps, self.registers(each, is_whole=turns == 1)) * processors
+        work = self.again * passes + self.once
+        if knobs.lanes:
+            work += (self.parts - 1) * MERGED[self.is_exact] / self.neighbours
+        visited = each * turns * work
+        chain = turns * passes * LOADED * max(1.0, each * size / VECTOR) + WARPED * knobs.warps
+        chain += STEP * visited + ALL_MEET * (knobs.programs > 1)
+        chain += LATE * self.kernel.minimum_bytes / self.memory * processors / programs
+        unequal = min(4.0, ceil_div(programs, processors) * processors / programs) - 1
+        memory = self._memory(knobs, 1) * (STREAM + SEGMENT / (knobs.cells * size)) * (1 + UNEQUAL * unequal)
+        issued = SLOT * visited * programs * threads / processors
+        times = (memory, ceil_div(programs, places) * chain, issued)
+        return LAUNCH + float(sum(each**BLEND for each in times) ** (1 / BLEND))
 
     def _places(self, warps: int, needed: float) -> int:
         """Programs of a processor at a time."""

@@ -22,6 +22,7 @@ from fuseplan.backends.triton.resources import share
 from fuseplan.backends.triton.shell import of_launch, programs_of
 from fuseplan.backends.triton.storage import Storage, named
 from fuseplan.backends.triton.templates.meeting import Meeting
+from fuseplan.backends.triton.templates.reduction_cost import Cost
 from fuseplan.backends.triton.templates.reduction_picks import picks
 from fuseplan.backends.triton.templates.reduction_places import PlacedWriter, hinted
 from fuseplan.backends.triton.templates.reduction_sums import ColumnSums, shared_columns, shares
@@ -88,7 +89,10 @@ class ReductionWriter(PlacedWriter):
         self.known = {slot.key: argument(slot) for slot in parameters}
         self.workspace_bytes = self.meeting.workspace_bytes + self.sums.workspace_bytes
         meets = self.meeting.is_needed or bool(kernel.sums)
-        room = share(target, knobs.warps, knobs.resident) if knobs.resident else ()
+        together = Cost(kernel, target).programs_of_each(knobs) if meets else 0
+        room = (
+            share(target, knobs.warps, knobs.resident or together) if knobs.resident or together > 1 else ()
+        )
         self.options = (("num_warps", knobs.warps), ("num_stages", 1), *[("cooperative", 1)] * meets, *room)
         self.shares = shares(kernel, target, knobs) if knobs.resident else 0
         self.programs = programs_of(kernel, self.lattice.cell_count, knobs.cells, knobs.programs, self.shares)
