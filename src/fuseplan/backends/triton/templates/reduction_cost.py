@@ -12,7 +12,7 @@ from math import ceil, gcd
 from fuseplan.backends.lattice import Lattice
 from fuseplan.backends.triton import model
 from fuseplan.backends.triton.index import ceil_div
-from fuseplan.backends.triton.resources import REGISTERS
+from fuseplan.backends.triton.resources import REGISTERS, share
 from fuseplan.backends.triton.templates.reduction_picks import picks
 from fuseplan.backends.triton.templates.reduction_sums import holds_sums, shared_columns, shares
 from fuseplan.backends.triton.templates.reduction_tiles import VECTOR, ReductionKnobs, neighbours
@@ -148,14 +148,20 @@ class Cost:
         """How often src is read."""
         return 1 if knobs.holds(self.count) else self.kernel.passes - self.lattice.is_reduced
 
-    def programs_of_each(self, knobs: ReductionKnobs) -> int:
-        """Programs that a processor runs at a time where all programs of a launch meet others."""
-        return ceil_div(ceil_div(self.cells, knobs.cells) * knobs.programs, self.target.processors)
+    def together(self, knobs: ReductionKnobs) -> int:
+        """Programs that a processor has to run at a time: those that meet, or that go through tiles."""
+        programs = ceil_div(self.cells, knobs.cells) * knobs.programs * (knobs.programs > 1)
+        return knobs.resident or ceil_div(programs, self.target.processors)
+
+    def room(self, knobs: ReductionKnobs) -> tuple[tuple[str, int], ...]:
+        """The option that gives them registers; a program alone has as many as it needs."""
+        each = self.together(knobs)
+        return tuple(share(self.target, knobs.warps, each)) if each > (not knobs.resident) else ()
 
     def fits_columns(self, knobs: ReductionKnobs) -> bool:
         """Whether threads have registers for their blocks, where programs meet in all that run at a time."""
         threads = knobs.warps * self.target.warp
-        each = self.programs_of_each(knobs) if knobs.programs > 1 else 1
+        each = max(1, self.together(knobs))
         has_room = threads * each <= MEETING_THREADS and each <= MEETING_PROGRAMS
         return has_room and self.fits(threads * each, each * knobs.cells * knobs.elements, is_whole=False)
 

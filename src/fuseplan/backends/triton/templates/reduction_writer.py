@@ -18,7 +18,6 @@ from fuseplan.backends.lattice import Lattice
 from fuseplan.backends.triton import dialect
 from fuseplan.backends.triton.elementwise import argument
 from fuseplan.backends.triton.index import ALL, WIDE, Index, arange, as_index, ceil_div, counted, number
-from fuseplan.backends.triton.resources import share
 from fuseplan.backends.triton.shell import of_launch, programs_of
 from fuseplan.backends.triton.storage import Storage, named
 from fuseplan.backends.triton.templates.meeting import Meeting
@@ -89,10 +88,7 @@ class ReductionWriter(PlacedWriter):
         self.known = {slot.key: argument(slot) for slot in parameters}
         self.workspace_bytes = self.meeting.workspace_bytes + self.sums.workspace_bytes
         meets = self.meeting.is_needed or bool(kernel.sums)
-        together = Cost(kernel, target).programs_of_each(knobs) if meets else 0
-        room = (
-            share(target, knobs.warps, knobs.resident or together) if knobs.resident or together > 1 else ()
-        )
+        room = Cost(kernel, target).room(knobs)
         self.options = (("num_warps", knobs.warps), ("num_stages", 1), *[("cooperative", 1)] * meets, *room)
         self.shares = shares(kernel, target, knobs) if knobs.resident else 0
         self.programs = programs_of(kernel, self.lattice.cell_count, knobs.cells, knobs.programs, self.shares)
