@@ -10,9 +10,10 @@ index of the element, a whole number of 64 bits that only they read.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -302,6 +303,7 @@ NUMPY |= {fn: partial(_held, dtype) for fn, dtype in CASTS.items()} | NUMPY_WORD
 NUMPY["random"] = partial(drawn, NUMPY)
 
 
+@lru_cache(maxsize=1 << 14)  # shared parts are met again and again: without it, in exponential time
 def leaves_of(root: Scalar) -> frozenset[str]:
     """Names of the leaves."""
     if root.fn in ("leaf", "const"):
@@ -309,18 +311,23 @@ def leaves_of(root: Scalar) -> frozenset[str]:
     return frozenset().union(*map(leaves_of, root.args))
 
 
-def calls(root: Scalar) -> list[str]:
-    """The functions of an expression; a shared part once."""
+def _nodes(root: Scalar) -> dict[Scalar, None]:
+    """The nodes of an expression from the root down; a shared part once."""
     met: dict[Scalar, None] = {}
 
     def visit(node: Scalar) -> None:
-        if node.fn not in ("leaf", "const") and node not in met:
+        if node not in met:
             met[node] = None
-            for child in node.args:
+            for child in node.args if node.fn not in ("leaf", "const") else ():
                 visit(child)
 
     visit(root)
-    return [node.fn for node in met]
+    return met
+
+
+def calls(root: Scalar) -> list[str]:
+    """The functions of an expression; a shared part once."""
+    return [node.fn for node in _nodes(root) if node.fn not in ("leaf", "const")]
 
 
 def functions(expression: Scalar) -> int:
@@ -336,32 +343,47 @@ _INFIX = {
     "pow": ("**", 5, 6, 4),
 }  # fmt: skip
 _UNARY, _ATOM = 4, 6
+LONG = 8  # nodes: of longer parts, `told` writes one
 
 
 def text(root: Scalar) -> str:
     """The expression as Python writes it, with the fewest parentheses; `parse_expression` reads it back."""
-    return _printed(root)[0]
+    return _printed(root, {})[0]
 
 
-def _printed(node: Scalar) -> tuple[str, int]:
+def told(root: Scalar) -> str:
+    """The text, with a number for each long part that stands in it again: `$0 / (1 + $0) with $0 = ...`.
+
+    The derivative of mish behind a norm has 10,000 characters in full.
+    """
+    met = Counter(child for node in _nodes(root) for child in node.args if isinstance(child, Scalar))
+    again = sorted((node for node in met if met[node] > 1 and node.size > LONG), key=lambda node: node.size)
+    names = {node: f"${number}" for number, node in enumerate(again)}
+    parts = [f"{name} = {_printed(node, {**names, node: ''})[0]}" for node, name in names.items()]
+    return _printed(root, names)[0] + (f" with {', '.join(parts)}" if parts else "")
+
+
+def _printed(node: Scalar, names: Mapping[Scalar, str]) -> tuple[str, int]:
     """The text, and how tightly it binds."""
+    if names.get(node):
+        return names[node], _ATOM
     if node.fn == "leaf":
         return str(node.args[0]), _ATOM
     if node.fn == "number":
-        return _printed(node.args[0])
+        return _printed(node.args[0], names)
     if node.fn == "const":
         return number(node.args[0]), _UNARY if node.args[0] < 0 else _ATOM
     if node.fn == "neg":
-        return "-" + _within(node.args[0], _UNARY), _UNARY
+        return "-" + _within(node.args[0], _UNARY, names), _UNARY
     if node.fn in _INFIX:
         sign, binds, left, right = _INFIX[node.fn]
-        return _within(node.args[0], left) + sign + _within(node.args[1], right), binds
-    told = node.args[1:] if node.fn == "random" else node.args  # each element's own index
-    return f"{node.fn}({', '.join(map(text, told))})", _ATOM
+        return _within(node.args[0], left, names) + sign + _within(node.args[1], right, names), binds
+    args = node.args[1:] if node.fn == "random" else node.args  # each element's own index
+    return f"{node.fn}({', '.join(_printed(each, names)[0] for each in args)})", _ATOM
 
 
-def _within(node: Scalar, needed: int) -> str:
-    printed, binds = _printed(node)
+def _within(node: Scalar, needed: int, names: Mapping[Scalar, str]) -> str:
+    printed, binds = _printed(node, names)
     return printed if binds >= needed else f"({printed})"
 
 

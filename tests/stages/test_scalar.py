@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import pickle
+import re
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,7 @@ from fuseplan.scalar import (
     number,
     scalar,
     text,
+    told,
     where,
 )
 from fuseplan.system.limits import EXPRESSION_NODES
@@ -95,6 +97,15 @@ def test_text_has_the_fewest_parentheses(written: str, printed: str) -> None:
 @given(scalars())
 def test_text_goes_both_ways(root: Scalar) -> None:
     assert parse_expression(text(root)) == root
+
+
+@given(scalars())
+def test_what_is_told_by_numbers_stands_for_the_text(root: Scalar) -> None:
+    whole, _, parts = told(root * root).partition(" with ")
+    for part in reversed(re.split(r", (?=\$\d+ = )", parts)):
+        name, _, meant = part.partition(" = ")
+        whole = re.sub(rf"\{name}(?!\d)", f"({meant})", whole) if name else whole
+    assert parse_expression(whole) == root * root
 
 
 @given(scalars(), st.floats(-3, 3), st.floats(-3, 3))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from fuseplan.kernels.kernel import KernelOperand
 from fuseplan.language.parts import part_of
-from fuseplan.scalar import INDEXED, Scalar
+from fuseplan.scalar import INDEXED, Scalar, leaves_of
 
 SHARED, CHANNEL, EVERYWHERE = frozenset[int](), frozenset({1}), frozenset({0, 1})
 
@@ -24,13 +24,13 @@ class Dependence:
 
     def axes(self, node: Scalar) -> frozenset[int]:
         """The axes that the value depends on; of x and what lies as it does, `EVERYWHERE`."""
-        if node.fn == "leaf":
-            name = part_of(str(node.args[0]))[0]
-            operand = self.operands.get(name)
-            if operand is not None:
-                return CHANNEL if operand.is_channel else EVERYWHERE if operand.axes else SHARED
-            return EVERYWHERE if name in ("x", *self.values) else SHARED
-        return SHARED.union(*map(self.axes, children(node)))
+        return SHARED.union(*(self._axes(part_of(leaf)[0]) for leaf in leaves_of(node)))
+
+    def _axes(self, name: str) -> frozenset[int]:
+        operand = self.operands.get(name)
+        if operand is not None:
+            return CHANNEL if operand.is_channel else EVERYWHERE if operand.axes else SHARED
+        return EVERYWHERE if name in ("x", *self.values) else SHARED
 
     def varies(self, node: Scalar) -> bool:
         """Whether the value differs between positions of one channel."""
@@ -42,23 +42,31 @@ class Dependence:
 
     def invariants(self, node: Scalar) -> Iterator[Scalar]:
         """The largest numbers that are the same for all positions of a channel; conditions are none."""
-        if not (self.varies(node) or node.is_condition):
-            yield node
-            return
-        for child in children(node):
-            yield from self.invariants(child)
+        yield from _largest(node, self._is_invariant)
 
     def inputs(self, node: Scalar) -> Iterator[Scalar]:
         """What is no number: the largest parts that `invariants` gives, and the leaves that vary.
 
         An index is none of them: what is made of it is. A condition is no number either.
         """
-        is_kept = not self.varies(node) and not node.is_condition
-        if is_kept or not children(node) or node.fn in INDEXED:
-            yield from () if node.fn == "const" else (node,)
-            return
-        for child in children(node):
-            yield from self.inputs(child)
+        found = _largest(node, lambda n: self._is_invariant(n) or not children(n) or n.fn in INDEXED)
+        yield from (each for each in found if each.fn != "const")
+
+    def _is_invariant(self, node: Scalar) -> bool:
+        return not (self.varies(node) or node.is_condition)
+
+
+def _largest(root: Scalar, is_one: Callable[[Scalar], bool]) -> Iterator[Scalar]:
+    """The first parts on each way down that are one, each once: a shared part is met on many ways."""
+    left, met = [root], {root}
+    while left:
+        node = left.pop()
+        if is_one(node):
+            yield node
+            continue
+        new = [child for child in dict.fromkeys(children(node)) if child not in met]
+        met.update(new)
+        left += reversed(new)
 
 
 def children(node: Scalar) -> tuple[Scalar, ...]:

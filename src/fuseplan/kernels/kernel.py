@@ -25,7 +25,7 @@ from fuseplan.language.indices import EXACT_IN_F32
 from fuseplan.language.parts import Split, part_of
 from fuseplan.language.reduction import Statistic
 from fuseplan.language.tensor import Dense, TensorSpec
-from fuseplan.scalar import CASTS, Scalar, calls, functions, leaves_of, text
+from fuseplan.scalar import CASTS, Scalar, calls, functions, leaves_of, told
 from fuseplan.system.locks import cached_property
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ class Output:
         after = "" if self.after is None else f" after operator {self.after}"
         after = f" summed over axes {listed(self.over)}" if self.over else after
         where = f"along axes ({listed(self.axes)}) {_lies(self, is_open)}"
-        return f"{self.key} {sign} {text(self.expression)}{after}: {where}"
+        return f"{self.key} {sign} {told(self.expression)}{after}: {where}"
 
 
 @dataclass(frozen=True)
@@ -210,13 +210,13 @@ class Kernel(Opened):
         yield f"src: {self.told(self.src)}"
         if self.lookup:
             yield self.lookup.text
-        yield from (f"prologue {stage.op_text}: x = {text(stage.expression)}" for stage in self.prologue)
+        yield from (f"prologue {stage.op_text}: x = {told(stage.expression)}" for stage in self.prologue)
         if self.centre:
             yield self.centre.text
-        yield from (f"between {stage.op_text}: x = {text(stage.expression)}" for stage in self.between)
+        yield from (f"between {stage.op_text}: x = {told(stage.expression)}" for stage in self.between)
         if self.parts:
             yield self.parts.text
-        made = ((stage.op_text, ", ".join(map(text, stage.expressions))) for stage in self.epilogue)
+        made = ((stage.op_text, ", ".join(map(told, stage.expressions))) for stage in self.epilogue)
         yield from (f"epilogue {name}: x = {formulas}" for name, formulas in made)
         among = f" among {self.whole} features" if self.whole else ""
         yield f"dst: {self.told(self.dst)}{among}"

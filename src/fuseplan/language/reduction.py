@@ -18,7 +18,7 @@ import numpy as np
 
 from fuseplan.language.arithmetic import ARRAYS, Arithmetic
 from fuseplan.language.layouts import dense
-from fuseplan.scalar import Scalar, call, const, exp, fold, leaf, leaves_of, text, where
+from fuseplan.scalar import Scalar, call, const, exp, fold, leaf, leaves_of, told, where
 
 T = TypeVar("T")
 
@@ -101,7 +101,7 @@ class Statistic(ABC):
     @property
     def text(self) -> str:
         """All fields in one line."""
-        return f"{', '.join(self.names)} = {self.word} of {'; '.join(map(text, self.expressions))}"
+        return f"{', '.join(self.names)} = {self.word} of {'; '.join(map(told, self.expressions))}"
 
     def part(self, name: str) -> str:
         """The name of a part: no other statistic of a plan has it."""
