@@ -61,11 +61,11 @@ def of_cells(make: type[Cut], kernel: Kernel, target: Target) -> Iterator[Cut]:
     is_split = blocks < target.threads and kernel.open_axis is None and not kernel.sums
     parts = max(1, min(wanted // blocks, -(-pieces // size))) if is_split else 1
     elements = lattice.element_count * len(lattice.starts) * (1 if lattice.is_along else cells)
-    is_alone = parts == 1 and not folded
-    near = is_alone and elements * kernel.src.itemsize <= target.l2_bytes // 2
-    if is_alone and kernel.minimum_bytes > model.kept_bytes(target) and can_stream(kernel, lattice, target):
-        yield make(cells, parts, near=near, stream=True)
-    yield make(cells, parts, parts > 1, near, folded=folded)
+    near = parts == 1 and not folded and elements * kernel.src.itemsize <= target.l2_bytes // 2
+    made = make(cells, parts, parts > 1, near, folded=folded)
+    if parts == 1 and kernel.minimum_bytes > model.kept_bytes(target) and can_stream(kernel, lattice, target):
+        yield replace(made, stream=True)
+    yield made
 
 
 def of_channels(make: type[Cut], kernel: Kernel, target: Target) -> Iterator[Cut]:
@@ -162,6 +162,6 @@ def can_stream(kernel: Kernel, lattice: Lattice, target: Target) -> bool:
     around = [axis.steps[dst] for axis in (*lattice.outer_elements, *kept)]
     has_lines = all(begin % line == 0 for begin in (*around, lattice.run.extent))
     if not lattice.is_along:
-        return has_lines and not kernel.has_cells
+        return has_lines and lattice.run.extent >= 4 * line
     least = 4 * line if has_lines and kernel.has_cells else STREAMED_RUN * lanes(kernel, target)
     return lattice.run.extent >= least and (kernel.has_cells or lattice.run.steps[0] == 1)
