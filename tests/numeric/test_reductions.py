@@ -281,12 +281,22 @@ def test_exponentials_of_what_is_at_most_zero(plan: str, formulas: int) -> None:
     assert all(below(exp(each), tops) == exp(each) for each in others)
 
 
-@pytest.mark.parametrize("groups", [2, 32])
-def test_short_runs_of_a_groups_channels_are_columns(groups: int) -> None:
-    """Channels last, lanes are channels: a run of 8 elements leaves most lanes of 16 empty."""
-    kernel = lower(match(FusionPlan.parse(f"f32[8x256x14x14, nhwc] -> group_norm({groups})")))
-    (chosen,) = Reduction.candidates(kernel, narrowed(64), "default")
-    assert chosen.knobs["folded"] == (groups == 32)
+@pytest.mark.parametrize(("threads", "cells"), [(1, 700), (2, 87)])
+def test_one_thread_goes_through_whole_rows(threads: int, cells: int) -> None:
+    kernel = lower(match(FusionPlan.parse("f32[3000x700] -> softmax(0)")))
+    (chosen,) = Reduction.candidates(kernel, narrowed(32, threads), "default")
+    assert chosen.knobs["cells"] == cells
+
+
+@pytest.mark.parametrize(("size", "groups"), [(14, 2), (14, 32), (99, 2)])
+def test_short_runs_of_a_groups_channels_are_columns(size: int, groups: int) -> None:
+    """Channels last, lanes are channels: a run of 8 elements leaves most lanes of 16 empty.
+
+    Longer runs are columns where a group's elements do not stay in the second cache.
+    """
+    kernel = lower(match(FusionPlan.parse(f"f32[1x256x{size}x{size}, nhwc] -> group_norm({groups})")))
+    (chosen,) = Reduction.candidates(kernel, replace(narrowed(64), l2_bytes=1 << 20), "default")
+    assert chosen.knobs["folded"] == (groups == 32 or size == 99)
 
 
 @pytest.mark.parametrize(
