@@ -215,7 +215,7 @@ def test_every_width_gives_the_same_bits(name: str, element: str) -> None:
 
 def test_the_table_is_complete() -> None:
     table = dialect.table(Builder(Module(), "apply", []))
-    assert set(table) == {*FUNCTIONS, *CASTS, *INDEXED, *WORDS, "const"}
+    assert set(table) == {*FUNCTIONS, *CASTS, *INDEXED, *WORDS, "const", "exp_below"}
 
 
 @pytest.mark.parametrize("element", DTYPES)

@@ -1,5 +1,6 @@
 """The direct convolution against the float64 reference: shapes, layouts, dtypes, widths, knobs, borders."""
 
+import re
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -9,12 +10,13 @@ import pytest
 
 from closeness import assert_close
 from forced import forced, narrowed, refusal_of
-from fuseplan.backends.cpu import model, pairs, staging
+from fuseplan.backends.cpu import model, pairs, staging, toolchain
 from fuseplan.backends.cpu.templates.direct import Direct
 from fuseplan.backends.cpu.tiling import Tiling, tiling
 from fuseplan.execution.stages import decide
 from fuseplan.kernels.lower import lower
 from fuseplan.kernels.match import match
+from fuseplan.kernels.target import KINDS
 from fuseplan.language.dtypes import DTYPES
 from fuseplan.measure.data import random_arrays, reference
 from fuseplan.measure.spaces import exact as wide
@@ -241,6 +243,27 @@ def test_shuffled_groups_are_quicker_than_half_vectors_of_eight_features() -> No
         ("f32[2x64x28x28, nhwc] -> conv2d(32, kernel=3, padding=1, groups=4)", "direct"),
     ):
         assert decide(plan, target, tuned=False).choice.template.name == name
+
+
+@pytest.mark.parametrize("kind", ["cpu:avx2", "cpu:avx512", "cpu:neon"])
+def test_the_sums_of_one_vector_a_row_stay_in_their_registers(kind: str) -> None:
+    """With AVX2, LLVM wrote them to the stack in every turn of the loop."""
+    target = KINDS[kind]
+    kernel = lower(match(FusionPlan.parse("f32[481x100] -> linear(8)")))
+    source = Direct(13, 1, 37, 1).emit(kernel, target)
+    text = toolchain.assembly(
+        source.text, triple=toolchain.triple_of(target), cpu=target.cpu, features=target.features
+    )
+    loop = text[re.search("vfmadd|fmla", text).start() :]  # type: ignore[union-attr]
+    assert not re.search(r"vmov[au]ps\s+%.mm\d+, \d*\(%rsp\)", loop)
+
+
+@pytest.mark.parametrize(("rows", "tile"), [(16, (4, 2)), (12, (6, 2)), (21, (3, 3)), (480, (5, 2))])
+def test_tiles_of_few_rows_leave_none_out(rows: int, tile: tuple[int, int]) -> None:
+    """Eight products fill the multipliers; more of them a load are worth less than rows that are used."""
+    kernel = lower(match(FusionPlan.parse(f"f32[{rows}x512] -> linear(768)")))
+    chosen = next(iter(Direct.candidates(kernel, KINDS["cpu:avx2"], "default")))
+    assert (chosen.knobs["rows"], chosen.knobs["vectors"]) == tile
 
 
 def test_more_threads_make_more_tasks() -> None:

@@ -14,6 +14,7 @@ import torch
 from closeness import assert_close, assert_same_exceptions
 from forced import forced, narrowed
 from fuseplan.backends.cpu.templates.reduction import Reduction
+from fuseplan.backends.cpu.templates.reduction_terms import below, largest
 from fuseplan.backends.lattice import Lattice
 from fuseplan.backends.triton.templates.reduction import HELD, GpuReduction
 from fuseplan.errors import PlanError
@@ -23,6 +24,7 @@ from fuseplan.kernels.match import match
 from fuseplan.kernels.target import parse_target
 from fuseplan.measure.data import evaluated, random_arrays
 from fuseplan.plans.plan import FusionPlan
+from fuseplan.scalar import calls, exp, leaf
 from interpreted import assert_interpreted
 
 TENSORS = (
@@ -239,12 +241,56 @@ def test_rows_past_the_caches(plan: str, dtype: str, near: bool) -> None:
     assert_close(compiled, random_arrays(made, 5), slack=64)
 
 
-@pytest.mark.parametrize("groups", [2, 32])
-def test_short_runs_of_a_groups_channels_are_columns(groups: int) -> None:
-    """Channels last, lanes are channels: a run of 8 elements leaves most lanes of 16 empty."""
-    kernel = lower(match(FusionPlan.parse(f"f32[8x256x14x14, nhwc] -> group_norm({groups})")))
-    (chosen,) = Reduction.candidates(kernel, narrowed(64), "default")
-    assert chosen.knobs["folded"] == (groups == 32)
+@pytest.mark.parametrize(
+    "plan", ["[2x80x9x7, nhwc] -> group_norm(16)", "[3x128x5x9, nhwc] -> instance_norm -> relu"]
+)
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_columns_past_the_caches(plan: str, dtype: str) -> None:
+    """Rows that begin lines of the caches, with lanes along their channels."""
+    made = FusionPlan.parse(dtype + plan)
+    compiled = forced(made, Reduction, replace(narrowed(32), l3_bytes=0))
+    assert compiled.choice.template.knobs["stream"] == (dtype == "f32" or "128" in plan)
+    assert_close(compiled, random_arrays(made, 5), slack=64)
+
+
+@pytest.mark.parametrize(
+    ("plan", "formulas"),
+    [
+        ("f32[3x5] -> softmax", 2),
+        ("f32[5x3] -> log_softmax(0)", 1),
+        ("f32[3x5] -> cross_entropy", 1),
+        ('f32[3x5] -> elementwise("exp(x)") -> logsumexp(1)', 1),
+        ("f32[3x5] -> softmax_backward", 0),
+    ],
+)
+def test_exponentials_of_what_is_at_most_zero(plan: str, formulas: int) -> None:
+    """Of an element less the maximum of all; any other may be of any number."""
+    kernel = lower(match(FusionPlan.parse(plan)))
+    tops = largest(kernel.statistics)
+    terms = [part.term for each in kernel.statistics for part in each.parts]
+    listed = [below(each, tops) for each in (*terms, kernel.epilogue[0].expression)]
+    assert sum("exp_below" in calls(each) for each in listed) == formulas
+    assert not any("exp" in calls(each) for each in listed)
+    others = leaf("x") - leaf("most"), leaf("x"), leaf("x") + leaf(next(iter(tops), "x"))
+    assert all(below(exp(each), tops) == exp(each) for each in others)
+
+
+@pytest.mark.parametrize(("threads", "cells"), [(1, 700), (2, 87)])
+def test_one_thread_goes_through_whole_rows(threads: int, cells: int) -> None:
+    kernel = lower(match(FusionPlan.parse("f32[3000x700] -> softmax(0)")))
+    (chosen,) = Reduction.candidates(kernel, narrowed(32, threads), "default")
+    assert chosen.knobs["cells"] == cells
+
+
+@pytest.mark.parametrize(("size", "groups"), [(14, 2), (14, 32), (99, 2)])
+def test_short_runs_of_a_groups_channels_are_columns(size: int, groups: int) -> None:
+    """Channels last, lanes are channels: a run of 8 elements leaves most lanes of 16 empty.
+
+    Longer runs are columns where a group's elements do not stay in the second cache.
+    """
+    kernel = lower(match(FusionPlan.parse(f"f32[1x256x{size}x{size}, nhwc] -> group_norm({groups})")))
+    (chosen,) = Reduction.candidates(kernel, replace(narrowed(64), l2_bytes=1 << 20), "default")
+    assert chosen.knobs["folded"] == (groups == 32 or size == 99)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,17 @@ from fuseplan.backends.cpu import storage
 from fuseplan.backends.cpu.ir import Builder, Value
 from fuseplan.backends.cpu.ir_text import vector
 from fuseplan.backends.cpu.math_format import absolute, at_least, at_most, bitwise, rounded
-from fuseplan.backends.cpu.math_functions import constant_power, erf, exp, expm1, log, log1p, power, tanh
+from fuseplan.backends.cpu.math_functions import (
+    constant_power,
+    erf,
+    exp,
+    exp_below,
+    expm1,
+    log,
+    log1p,
+    power,
+    tanh,
+)
 from fuseplan.language.words import random
 from fuseplan.scalar import CASTS, COMPARISONS
 
@@ -29,7 +39,8 @@ def table(builder: Builder) -> dict[str, Callable[..., Value]]:
     """The meaning of each scalar function where `builder` writes.
 
     Values are vectors of `float` or `double`, of any number of lanes; those of `gt` and `ge` are conditions,
-    the first argument of `where`. `const` takes a number; one too large for a float is infinite.
+    the first argument of `where`. `const` takes a number; one too large for a float is infinite. `exp_below`
+    is `exp` of what is at most 0.
     """
     b = builder
     numbers: dict[str, float] = {}  # of the constants made here, by how the text writes them
@@ -68,6 +79,7 @@ def table(builder: Builder) -> dict[str, Callable[..., Value]]:
         "minimum": partial(bounded, at_most, "llvm.minimum"),
         "pow": pow_,
         "exp": partial(exp, b),
+        "exp_below": partial(exp_below, b),
         "expm1": partial(expm1, b),
         "log": partial(log, b),
         "log1p": partial(log1p, b),

@@ -16,9 +16,9 @@ from fuseplan.kernels.target import Target
 from fuseplan.kernels.template import Template, lanes
 
 ENTRY = "kernel"
-_WIDEST = 64  # bytes of a vector of AVX-512
 _MACHINE = {"neon": "aarch64", **dict.fromkeys(("avx2", "avx512", "avx512bf16", "amx"), "x86_64")}
 _FROM_END = 2**32  # what a task from the end adds to the word that counts a phase's tasks
+_WIDEST = 64  # bytes of a vector of AVX-512
 _CALLERS_ALIGNMENT = 16  # bytes: of the stack, by the x86-64 convention of calls
 
 
@@ -52,7 +52,8 @@ class Frame:
         self.lanes = lanes(kernel, target)
         self.element = COMPUTED[kernel.compute_dtype]
         # LLVM has no instructions for vectors that are wider than those that the attributes tell.
-        self.module = Module(_attributes(target), target.features if target.vector_bytes == _WIDEST else "")
+        is_narrowed = "+avx512f" in target.features and target.vector_bytes < _WIDEST
+        self.module = Module(_attributes(target), "" if is_narrowed else target.features)
         self._phases = 0
         self._names = [slot.key or slot.kind for slot in self.slots]
         parameters = [

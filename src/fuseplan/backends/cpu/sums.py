@@ -72,6 +72,8 @@ def add_products(
                 for row, before in enumerate(values):
                     x = spread(step, row)
                     values[row] = [add(x, each, value) for each, value in zip(line, before, strict=True)]
+                    if len(line) == 1:
+                        b.keep_operand(x, values[row][0])
 
     if isinstance(depth, int):
         pieces(b, depth, UNROLL, steps, name="k")

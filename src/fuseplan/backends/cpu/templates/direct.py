@@ -184,12 +184,13 @@ def _waste(kernel: Kernel, target: Target, rows: int, vectors: int) -> float:
     features = conv.features_per_group
     whole, left = divmod(features, vectors * width)
     edge_features = (whole * vectors + -(-left // width)) * width / features
-    # Two loads and two products a cycle are what current cores do, and a product takes 4 to 5 cycles. A
-    # vector of weights is read once for `rows` products, mostly from the second cache: more than 16 bytes a
-    # cycle from there cost time. Measured on Zen 5 with 64-byte vectors: 14x2, 8x2 and 7x2 0.98 of peak, 9x3
-    # 0.97, 6x4 0.92.
+    # Two loads and two products a cycle are what current cores do, and a product takes 4 cycles. A vector of
+    # weights is read once for `rows` products, mostly from the second cache: more than 16 bytes a cycle from
+    # there cost time. Measured on Zen 5 with 64-byte vectors: 14x2, 8x2 and 7x2 0.98 of peak, 9x3 0.97, 6x4
+    # 0.92. On Zen 3, 480 rows of 100 channels take 1.01 times as long by 4x2 as by 5x2, 1.16 to 1.2 by 8x1 to
+    # 13x1, 1.3 by 3x2.
     products = rows * vectors
-    loads, latency = (rows + vectors) / products, 10 / products
+    loads, latency = 1.08 * (rows + vectors) / products, 8.5 / products
     streaming = 1 + 0.015 * max(0.0, 2 * target.vector_bytes / rows - 16)
     covering = _covering(kernel, rows)
     addresses = 1.2 if covering.kind == "scattered" and rows > MOST_ADDRESSES else 1.0

@@ -15,6 +15,7 @@ from fuseplan.backends.cpu.lanes import lane, lane_numbers, places_from
 from fuseplan.backends.cpu.lookup import read_src
 from fuseplan.backends.cpu.loops import unaligned
 from fuseplan.backends.cpu.templates.reduction_loops import Loops, Offsets, Unit
+from fuseplan.backends.cpu.templates.reduction_terms import largest
 from fuseplan.backends.lattice import KEPT
 from fuseplan.kernels.kernel import CHANNEL, Kernel, KernelOperand, Stage
 from fuseplan.language.parts import part_of
@@ -71,6 +72,7 @@ class Spots:
     Attributes:
         local: arrays with a number for each column of a unit, by the names of leaves: they are read there.
         rooms: further such arrays, for what a pass keeps.
+        largest: the elements whose maxima are leaves.
     """
 
     def __init__(self, frame: Frame, kernel: Kernel, loops: Loops, kept: Value | None = None) -> None:
@@ -90,6 +92,7 @@ class Spots:
         }
         self._indices = {each.key for each in kernel.indices}
         self._by_places = self._made((), (), self._scattered.values())
+        self.largest = largest(kernel.statistics)
 
     def formulas(self, stages: Sequence[Stage], names: Iterable[str], *expressions: Scalar) -> SpotFormulas:
         """Formulas over operands, outputs and statistics; `names` are leaves that differ between elements."""

@@ -28,7 +28,7 @@ from fuseplan.backends.cpu.lanes import chosen_lanes, widened
 from fuseplan.backends.cpu.math_format import at_least
 from fuseplan.backends.cpu.templates.reduction_loops import UNROLL, Cut, Offsets, Unit
 from fuseplan.backends.cpu.templates.reduction_spots import Known, Pass, Spot, SpotFormulas, Spots
-from fuseplan.backends.cpu.templates.reduction_terms import levels, slow
+from fuseplan.backends.cpu.templates.reduction_terms import levels, quick, slow
 from fuseplan.backends.lattice import KEPT
 from fuseplan.language.dtypes import dtype_of
 from fuseplan.language.reduction import Moments, Part, Statistic, merged
@@ -89,7 +89,8 @@ class States:
         self.statistic, names = statistic, [part.name for part in statistic.parts]
         self._chunk = {name: b.buffer(self.loops.width) for name in names}
         self.totals = {name: b.buffer(self.loops.width, element_of(self.kind)) for name in names}
-        listed = [parts for parts in (levels(statistic) if self._in_levels else (statistic.parts,)) if parts]
+        found = levels(statistic) if self._in_levels else (statistic.parts,)
+        listed = [[quick(part, spots.largest) for part in parts] for parts in found if parts]
         self._levels = [
             self._level(parts, kept, reads_x=keeps_x and not (is_first and number == 0))
             for number, parts in enumerate(listed)

@@ -7,6 +7,7 @@ not depend on the threads.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from fuseplan.backends.cpu.frame import Frame
@@ -17,7 +18,7 @@ from fuseplan.backends.cpu.templates.reduction_loops import Cut, Loops, Offsets,
 from fuseplan.backends.cpu.templates.reduction_spots import Known, Pass, Spot, Spots
 from fuseplan.backends.cpu.templates.reduction_states import F64, State, States
 from fuseplan.backends.cpu.templates.reduction_sums import ColumnSums, sum_bytes
-from fuseplan.backends.cpu.templates.reduction_terms import keeps_elements, kept_part
+from fuseplan.backends.cpu.templates.reduction_terms import below, keeps_elements, kept_part
 from fuseplan.backends.lattice import KEPT, Lattice
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel
@@ -55,6 +56,7 @@ class ReductionWriter:
         self.spots = Spots(self.frame, kernel, self.loops, terms)
         self.uneven = [each.key for each in kernel.operands if each.key in self.lattice.uneven]
         self.spots.add_local(self.uneven)
+        kept = None if kept is None else below(kept, self.spots.largest)
         self.states = [
             States(self.spots, each, cut, is_first=number == 0, keeps_x=keeps_x, kept=kept)
             for number, each in enumerate(kernel.statistics)
@@ -63,7 +65,9 @@ class ReductionWriter:
         reads = not (ends or self.lattice.is_reduced)
         before = kernel.prologue if reads and not keeps_x else ()
         source = (KEPT if keeps_x else "src") if reads else None
-        self.last = Pass(self.spots, (*before, *(ends or kernel.epilogue)), {}, source=source)
+        end, *behind = ends or kernel.epilogue
+        end = replace(end, expression=below(end.expression, self.spots.largest))
+        self.last = Pass(self.spots, (*before, end, *behind), {}, source=source)
         self.results = self.spots.formulas((), (), *(each.expression for each in kernel.results))
         self._lay_out()
         self.sums = None
