@@ -18,6 +18,8 @@ from typing import NamedTuple
 
 import pytest
 
+from fuseplan.stores import sites, tuned
+
 ROOT = Path(__file__).resolve().parent.parent
 CANDIDATES = sorted((*ROOT.glob("*.md"), *(ROOT / "docs" / "guide").rglob("*.md")))
 PAGES = [path for path in CANDIDATES if re.search("^```(python|console)$", path.read_text(), re.MULTILINE)]
@@ -99,6 +101,8 @@ def command(code: str, folder: Path) -> str:
 def test_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FUSEPLAN_CACHE_DIR", str(tmp_path / "cache"))  # a page may set it; it is put back
+    for kept in (sites.KEPT, tuned.OWN):  # what other tests measured in this process is no page's
+        monkeypatch.setattr(kept, "unsaved", {})
     namespace: dict[str, object] = {"__name__": "__main__"}
     for line, language, code, expected in blocks(page):
         where = f"{page.name}:{line}"

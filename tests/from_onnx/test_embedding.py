@@ -20,7 +20,7 @@ ADDED = RNG.standard_normal((1, 5, 7)).astype(np.float32)
 
 
 @pytest.fixture(autouse=True)
-def _no_choices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_choices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resting: None) -> None:
     """Measured choices of other runs are not seen, and none are left."""
     monkeypatch.setenv("FUSEPLAN_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(sites.KEPT, "unsaved", {})

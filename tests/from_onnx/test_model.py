@@ -98,6 +98,7 @@ def test_each_shape_is_compiled_once_and_kept() -> None:
         ours.prepare()
 
 
+@pytest.mark.usefixtures("resting")
 def test_sites_are_measured_beside_onnxruntime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FUSEPLAN_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(sites.KEPT, "unsaved", {})
@@ -121,6 +122,7 @@ def test_sites_are_measured_beside_onnxruntime(tmp_path: Path, monkeypatch: pyte
         np.testing.assert_allclose(each, values[name], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.usefixtures("resting")
 def test_sites_that_lose_are_onnxruntimes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FUSEPLAN_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(sites.KEPT, "unsaved", {})
@@ -349,6 +351,7 @@ def test_arithmetic_of_no_plan_is_onnx_runtimes(monkeypatch: pytest.MonkeyPatch)
     assert without.report(types).launches.numpy == 2
 
 
+@pytest.mark.usefixtures("resting")
 def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FUSEPLAN_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(sites.KEPT, "unsaved", {})

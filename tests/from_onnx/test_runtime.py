@@ -201,6 +201,20 @@ def test_the_reference_evaluator_is_asked_for_no_wrong_results(
         fuseplan.onnx.load(proto, threads=1).run(None, given)
 
 
+def test_transposed_convolutions_of_groups_are_not_the_reference_evaluators() -> None:
+    """ONNX Runtime has none of f64, and those of onnx 1.23 mix the groups."""
+    node = helper.make_node("ConvTranspose", ["x", "w"], ["y"], "n", group=2)
+    proto = model([node], {"x": [1, 2, 3], "w": [2, 1, 2]}, ["y"], {})
+    for each in (*proto.graph.input, *proto.graph.output):
+        each.type.tensor_type.elem_type = TensorProto.DOUBLE
+    given = {"x": RNG.standard_normal((1, 2, 3)), "w": RNG.standard_normal((2, 1, 2))}
+    ours: OnnxModel = fuseplan.onnx.load(proto, threads=1)
+    want = np.stack([np.convolve(given["x"][0, each], given["w"][each, 0]) for each in range(2)])[None]
+    np.testing.assert_allclose(ours.exact(given)[0], want, rtol=1e-5, atol=1e-6)
+    with pytest.raises(BuildError, match="its ConvTranspose gives another result than ONNX defines"):
+        ours.run(None, given)
+
+
 def test_quantized_models_before_opset_19_have_a_meaning_in_float64() -> None:
     """The reference evaluator lacks their DequantizeLinear, and ONNX Runtime takes it in float32 alone."""
     nodes = [

@@ -24,6 +24,7 @@ from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.target import Target
 from fuseplan.kernels.template import Accuracy, Template
+from fuseplan.measure import quiet
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.stores import sites
 from graphs import graph_of, random_inputs
@@ -46,7 +47,7 @@ output y
 
 
 @pytest.fixture(autouse=True)
-def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resting: None) -> Path:
     monkeypatch.setenv("FUSEPLAN_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(sites.KEPT, "unsaved", {})
     return tmp_path
@@ -155,6 +156,19 @@ def test_a_site_that_loses_is_left_to_the_framework() -> None:
     assert _codes(made) == dict.fromkeys("abcy", "slower")
     assert [site.plan for site in made.reverted] == [site.plan for site in cut.sites]
     assert all(site.measured and site.measured.code == "slower" for site in made.reverted)
+
+
+def test_times_beside_other_programs_decide_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A site stays as predicted, and the next start measures it; one that is wrong goes all the same."""
+    monkeypatch.setattr(quiet.HostWatch, "disturbance", lambda self: "others ran")
+    cut = _cut()
+    made = chosen(cut, Exact(cut.graph), "measured")
+    assert [str(site.plan) for site in made.sites] == [str(site.plan) for site in cut.sites]
+    assert {site.measured and site.measured.disturbance for site in made.sites} == {"others ran"}
+    assert not sites.KEPT.records()
+    left = _codes(chosen(cut, Exact(cut.graph, away=0.5), "measured"))
+    assert left == dict.fromkeys("abcy", "disagrees")
+    assert sites.KEPT.records()
 
 
 @pytest.mark.parametrize(

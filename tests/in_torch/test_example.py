@@ -18,6 +18,7 @@ from fuseplan.torch.dynamo import compile_graph
 from fuseplan.torch.eager import Eager
 
 
+@pytest.mark.usefixtures("resting")
 def test_plans_are_measured_on_the_example_s_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of inputs, parameters, and what torch's operators make of them; in bf16, which NumPy lacks."""
     monkeypatch.setenv("FUSEPLAN_CACHE_DIR", str(tmp_path))

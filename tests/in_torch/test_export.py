@@ -103,6 +103,36 @@ def test_onnx_has_the_operators_of_torch(is_dynamo: bool) -> None:
         torch.testing.assert_close(torch.from_numpy(made), module(src), rtol=1e-4, atol=1e-5)
 
 
+class Encoder(nn.Module):  # type: ignore[misc]
+    """A convolution with batch norm, and a transformer's layer on its positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches, self.norm = nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.BatchNorm2d(8)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, activation="gelu", batch_first=True)
+        self.classes = nn.Linear(8, 5)
+
+    def forward(self, src: torch.Tensor) -> torch.Tensor:
+        made = self.layer(nn.functional.silu(self.norm(self.patches(src))).flatten(2).transpose(1, 2))
+        return self.classes(made.mean(1)).softmax(-1)
+
+
+@pytest.mark.parametrize("opset", [14, 17, 20])
+@pytest.mark.filterwarnings("ignore")  # torch's own, of its exporters
+def test_what_torchs_older_exporter_writes_is_fused(opset: int) -> None:
+    module, src, file = Encoder().eval(), torch.randn(2, 3, 8, 8), io.BytesIO()
+    how = {"dynamo": False, "opset_version": opset, "input_names": ["x"], "dynamic_axes": {"x": {0: "n"}}}
+    torch.onnx.export(module, (src,), file, **how)
+    ours = fuseplan.onnx.load(onnx.load_from_string(file.getvalue()), threads=1)
+    for batch in (2, 3):
+        given = torch.randn(batch, 3, 8, 8)
+        (made,) = ours.run(None, {"x": given.numpy()})
+        with torch.no_grad():
+            torch.testing.assert_close(torch.from_numpy(made), module(given), rtol=1e-5, atol=1e-6)
+    launches = ours.report({"x": fuseplan.onnx.Type((3, 3, 8, 8), "f32")}).launches
+    assert (launches.kernels, launches.numpy) == (11, 0)
+
+
 @pytest.mark.part(50)  # a compiler's 10 s
 @pytest.mark.skipif(shutil.which("g++") is None, reason="AOTInductor compiles its package with g++")
 @pytest.mark.filterwarnings(

@@ -135,6 +135,7 @@ def test_grouped_heads_with_positions_are_ranges_of_one_launch() -> None:
         close(module, whole, torch.randn(5, 12, 32))
 
 
+@pytest.mark.usefixtures("resting")
 def test_branches_are_checked_and_timed_beside_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FUSEPLAN_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(sites.KEPT, "unsaved", {})
@@ -234,6 +235,7 @@ def test_rotations_that_differ_or_lie_apart_are_two_launches(kind: type[Turned])
         close(module, whole, src)
 
 
+@pytest.mark.usefixtures("resting")
 def test_rotations_that_are_one_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of them beside torch's operators for both, on the values of the example's call."""
     monkeypatch.setenv("FUSEPLAN_CACHE_DIR", str(tmp_path))

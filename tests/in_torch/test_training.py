@@ -151,6 +151,7 @@ def test_what_elementwise_operators_make_of_kept_values_is_not_kept(rest: str) -
     torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.usefixtures("resting")
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's own, of Inductor's imports
 @pytest.mark.parametrize("rest", ["torch", "inductor"])
 def test_sites_of_a_step_are_measured_beside_the_rest(

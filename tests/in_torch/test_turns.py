@@ -9,6 +9,7 @@ from torch import nn
 
 import fuseplan.torch as fused
 from fuseplan.graph import choose, trial
+from fuseplan.measure import quiet
 from fuseplan.stores import sites
 from fuseplan.torch import fusing
 from fuseplan.torch.operator import launched
@@ -16,7 +17,7 @@ from fuseplan.torch.turns import timed
 
 
 @pytest.fixture(autouse=True)
-def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resting: None) -> None:
     monkeypatch.setenv("FUSEPLAN_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(sites.KEPT, "unsaved", {})
 
@@ -77,13 +78,18 @@ def test_operators_of_torchs_write_into_the_arena() -> None:
         torch.testing.assert_close(got, want)
 
 
-def test_both_forms_are_timed() -> None:
+def test_both_forms_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = {"plans": lambda: torch.zeros(300, 300) @ torch.zeros(300, 300), "torch": lambda: None}
     made = timed(sites.Key("", "", "", "", ""), calls, torch.device("cpu"))
     assert (made.code, made.peer) == ("slower", "torch")
     assert made.seconds["plans"] > made.seconds["torch"]
     made = timed(sites.Key("", "", "", "", ""), dict(reversed(calls.items())), torch.device("cpu"))
     assert (made.code, made.plan) == ("", "torch")
+    monkeypatch.setattr(quiet.HostWatch, "disturbance", lambda self: "others ran")
+    made = timed(sites.Key("", "", "", "", ""), calls, torch.device("cpu"))
+    assert (made.code, made.disturbance) == ("", "others ran")
+    sites.keep(made)
+    assert not sites.KEPT.records()
 
 
 class Gaps(nn.Module):  # type: ignore[misc]

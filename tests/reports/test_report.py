@@ -227,6 +227,7 @@ def test_refusals_of_plans_are_reasons() -> None:
     assert "[accuracy]" in told.left
 
 
+@pytest.mark.usefixtures("resting")
 def test_measured_plans_and_those_left_to_the_framework(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -134,7 +134,7 @@ def _measured(
             progress.step(str(site.plan))
             found[key], is_kept = measured(cut.graph, site, framework, key, example)
             if is_kept:
-                sites.KEPT.keep(found[key])
+                sites.keep(found[key])
     return found
 
 

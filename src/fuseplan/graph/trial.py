@@ -23,6 +23,7 @@ from fuseplan.language.tensor import Dense
 from fuseplan.measure import data
 from fuseplan.measure.clock import Protocol as Rounds
 from fuseplan.measure.ground import allowed_deviation, machine_of
+from fuseplan.measure.quiet import unsteady
 from fuseplan.measure.spaces import Tensor, empty, exact, space_of
 from fuseplan.measure.stats import Timing
 from fuseplan.stores.sites import Key, Measured
@@ -101,7 +102,7 @@ def measured(
     The tensors are those of `example`, by the names of the values, and random ones where it has none.
     A plan is right where its error is at most twice that of the framework's own operators, and the bound that
     its kernel states. The fastest plan that is right has the site, unless the framework is faster. Failures
-    may pass, and are not to be kept.
+    may pass, and are not to be kept. Times that other programs disturb decide nothing.
     """
     date = datetime.now(UTC).isoformat(timespec="seconds")
     try:
@@ -121,8 +122,10 @@ def measured(
     clock.protocol = HOW
     calls = found.calls | peer.calls
     times = clock.interleave(calls) if len(calls) > 1 else {}
-    plan = _fastest(found.calls, times, str(site.plan))
-    reason = found.problem if not found.calls else _lost(framework.name, plan, times, peer.error)
+    disturbance = watch.disturbance() or unsteady(times)
+    steady = {} if disturbance else times
+    plan = _fastest(found.calls, steady, str(site.plan))
+    reason = found.problem if not found.calls else _lost(framework.name, plan, steady, peer.error)
     made = Measured(
         key,
         plan,
@@ -134,7 +137,7 @@ def measured(
         {name: timing.median for name, timing in times.items()},
         reason.code if reason else "",
         reason.got if reason else peer.said,
-        watch.disturbance(),
+        disturbance,
     )
     return made, reason is None or reason.why is not Why.FAILED
 

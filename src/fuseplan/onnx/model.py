@@ -261,7 +261,7 @@ class OnnxModel:
             BuildError: ONNX Runtime is not installed, or does not run the model.
         """
         try:
-            call = runtime_of(whole(self._proto), self._how.target.threads)
+            call = runtime_of(whole(self._proto), self._how.target.threads, left_out=())
             call(self.outputs, input_feed)
         except BuildError:
             raise

@@ -71,3 +71,12 @@ class Measured(journal.Stored):
 
 
 KEPT = journal.Newest(FILE, Measured.from_json)
+
+
+def keep(found: Measured) -> None:
+    """Keeps a choice, unless it rests on disturbed times: the next start measures again.
+
+    Beside four busy processes on two cores, sites lost to ONNX Runtime, and lost for good.
+    """
+    if found.code or not found.disturbance:
+        KEPT.keep(found)

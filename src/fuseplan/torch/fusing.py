@@ -170,7 +170,7 @@ class Fused:
             with torch.no_grad():
                 calls = {PLANS: lambda: self(*args[0], **args[1]), peer: lambda: self._own(*args)}
                 found = timed(key, calls, self._device)
-            sites.KEPT.keep(found)
+            sites.keep(found)
         reason = lost(found)
         return Fusion(self._plain, made.given, left_whole(made.cut, reason)) if reason else made
 

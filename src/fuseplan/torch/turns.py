@@ -15,6 +15,7 @@ from fuseplan.graph.trial import HOW
 from fuseplan.graph.why import Reason, Why
 from fuseplan.kernels.target import parse_target
 from fuseplan.measure.ground import machine_of
+from fuseplan.measure.quiet import unsteady
 from fuseplan.stores.sites import Key, Measured
 from fuseplan.torch.kernels import target_of
 
@@ -39,15 +40,16 @@ def lost(found: Measured | None) -> Reason | None:
 
 
 def timed(key: Key, calls: Mapping[str, Callable[[], Any]], device: torch.device) -> Measured:
-    """Both forms, the one with plans first, by their names."""
+    """Both forms, the one with plans first, by their names; times that others disturb say nothing."""
     (plans, ours), (peer, own) = calls.items()
     _, clock = machine_of(parse_target(target_of(device)[0]).device)
     clock.protocol = replace(HOW, rounds=7)
     watch = clock.watch()
     times = clock.interleave({plans: ours, peer: own})
     seconds = {name: timing.median for name, timing in times.items()}
-    is_slower = seconds[peer] < seconds[plans]
+    disturbance = watch.disturbance() or unsteady(times)
+    is_slower = disturbance is None and seconds[peer] < seconds[plans]
     said = f"the whole graph takes {seconds[plans] * 1e6:.1f} us with plans, {peer} {seconds[peer] * 1e6:.1f}"
     date, code = datetime.now(UTC).isoformat(timespec="seconds"), Why.SLOWER.code if is_slower else ""
     said = said if is_slower else ""
-    return Measured(key, plans, peer, None, 0.0, date, None, seconds, code, said, watch.disturbance())
+    return Measured(key, plans, peer, None, 0.0, date, None, seconds, code, said, disturbance)

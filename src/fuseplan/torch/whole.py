@@ -59,7 +59,7 @@ def faster(
     except Exception as error:  # Inductor's, or no memory for the inputs once more: plans need neither
         warnings.warn(f"the whole graph is not measured: {problem_of(error)}", stacklevel=2)
         return ours
-    sites.KEPT.keep(found)
+    sites.keep(found)
     return own if lost(found) else ours
 
 
