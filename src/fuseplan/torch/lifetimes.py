@@ -101,7 +101,7 @@ class Lifetimes:
                 made._write(node, place, values)
             elif node.op == "call_function" and made.known.issuperset(node.all_input_nodes):
                 made._view_or_copy(node, place, values)
-            elif node.target in (first, laid_out):
+            if node.target in (first, laid_out):
                 made._stay(node, values)
         return made
 
@@ -168,8 +168,10 @@ class Lifetimes:
             is_same = is_steady and _storage(made) == _storage(given) and made.stride() == given.stride()
         else:
             is_same = read in self.bound
-        self.same |= {node} if is_same else set()
-        self.steady |= {node} if is_same and is_steady else set()
+        if is_same and (node.target is laid_out or node not in self.known):
+            self.same.add(node)
+        if is_same and is_steady:
+            self.steady.add(node)
 
     def _write(self, node: fx.Node, place: int, values: _Values) -> None:
         """A place for what an operator of torch's makes: launches that read it are bound."""

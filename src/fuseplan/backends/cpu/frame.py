@@ -52,7 +52,7 @@ class Frame:
         self.lanes = lanes(kernel, target)
         self.element = COMPUTED[kernel.compute_dtype]
         # LLVM has no instructions for vectors that are wider than those that the attributes tell.
-        self.module = Module(_attributes(target), target.features if target.vector_bytes == _WIDEST else "")
+        self.module = Module(attributes(target), target.features if target.vector_bytes == _WIDEST else "")
         self._phases = 0
         self._names = [slot.key or slot.kind for slot in self.slots]
         parameters = [
@@ -195,7 +195,7 @@ def _type(slot: Slot) -> str:
     return I64 if slot.kind == "extent" else PTR
 
 
-def _attributes(target: Target) -> str:
+def attributes(target: Target) -> str:
     """The vectors' width; and that the stack begins at a multiple of it.
 
     A caller's stack is aligned to 16 bytes. Where spilled vectors of 64 bytes lie across cache lines, a
