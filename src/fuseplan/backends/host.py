@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from numpy.typing import NDArray
 
-from fuseplan.backends.backend import Addresses, Packer
+from fuseplan.backends.backend import Addresses, Copier, Packer
 from fuseplan.language.tensor import Dense, TensorSpec
 from fuseplan.system.locks import Late
 from fuseplan.tensors.arrays import (
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from fuseplan.kernels.packing import Packing
 else:
     packers = Late("fuseplan.backends.packers")
-
-Copier = Callable[[Sequence[int], Sequence[int], int], Callable[[int, int], None] | None]
 
 
 class HostCopy(NamedTuple):

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fuseplan.backends.backend import Packer
+from fuseplan.backends.backend import Copier, Packer
 from fuseplan.language.dtypes import dtype_of, widen
 from fuseplan.tensors.arrays import ALIGNMENT, Buffer, address_of, aligned_bytes, aligned_copy
 
 if TYPE_CHECKING:
-    from fuseplan.backends.host import Copier
     from fuseplan.kernels.packing import Packing
 
 MOST_NUMBERED = 1 << 17  # elements of an operand

@@ -98,11 +98,14 @@ def _text(itemsize: int, target: Target) -> str:
             x = b.load(b.at(source, i2 * steps[2] + i3 * steps[3]), ELEMENTS[itemsize])
             b.store(x, b.at(made, i2 * places[2] + i3))
 
+        def square(i2: Value, i3: Value) -> None:
+            read = [b.load(b.at(source, i2 + (i3 + lane) * steps[3])) for lane in range(lanes)]
+            for lane, column in enumerate(transposed(b, read)):
+                b.store(column, b.at(made, (i2 + lane) * places[2] + i3))
+
         with b.loop(0, columns, lanes) as i2:
             with b.loop(0, rows, lanes) as i3:
-                square = [b.load(b.at(source, i2 + (i3 + lane) * steps[3])) for lane in range(lanes)]
-                for lane, column in enumerate(transposed(b, square)):
-                    b.store(column, b.at(made, (i2 + lane) * places[2] + i3))
+                square(i2, i3)
             with b.loop(rows, n3) as i3, b.loop(i2, i2 + lanes) as at:
                 element(at, i3)
         with b.loop(columns, n2) as i2:
