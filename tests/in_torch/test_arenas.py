@@ -43,6 +43,18 @@ def test_results_are_nobody_elses() -> None:
     assert [*map(len, arenas._free.values())] == [1]  # all calls had the one
 
 
+def test_what_lies_as_it_should_is_not_laid_out() -> None:
+    module, src = nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 1)), torch.randn(1, 4, 8, 8)
+    for given, copies in ((src, 2), (src.to(memory_format=torch.channels_last), 0)):
+        whole = fused.fuse(module, given)
+        text = str(whole.fusion._planned._run.__self__.code)
+        assert text.count("laid_out(") == copies
+        with torch.no_grad():
+            made = whole(given)
+            torch.testing.assert_close(made, module(given), rtol=1e-4, atol=1e-5)
+        assert made.stride() == module(given).stride()
+
+
 def test_values_share_memory_that_their_sum_exceeds() -> None:
     _, _, arenas = made()
     buffers = list(arenas._lives.buffers.values())

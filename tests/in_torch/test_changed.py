@@ -254,6 +254,83 @@ def test_a_view_that_negates_its_storage() -> None:
         _same(whole(src.conj().imag), module(src.conj().imag))
 
 
+def _in_autocast(call: Any, src: torch.Tensor) -> Any:
+    with torch.autocast("cpu", torch.bfloat16):
+        return call(src).float()
+
+
+def _in_inference(call: Any, src: torch.Tensor) -> Any:
+    with torch.inference_mode():
+        return call(src).clone()
+
+
+def _replaced(call: Any, src: torch.Tensor) -> Any:
+    call.up = nn.Linear(6, 6, bias=False)
+    return call(src)
+
+
+def _written(call: Any, src: torch.Tensor) -> Any:
+    call.up.weight.detach().mul_(2)
+    return call(src)
+
+
+def _laid(call: Any, src: torch.Tensor) -> Any:
+    call.up.weight.data = call.up.weight.t().contiguous().t()
+    return call(src)
+
+
+OTHERS: dict[str, Callable[[Any, torch.Tensor], Any]] = {
+    "autocast": _in_autocast,
+    "inference": _in_inference,
+    "shape": lambda call, src: call(src[:2]),
+    "strides": lambda call, src: call(src.t().contiguous().t()),
+    "dtype": lambda call, src: call.double()(src.double()),
+    "nested": lambda call, src: call(torch.nested.nested_tensor([src, src + 1])).unbind()[1],
+    "negated": lambda call, src: call(torch._neg_view(src)),
+    "by name": lambda call, src: call(src=src),
+    "vmap": lambda call, src: torch.func.vmap(call)(src[None])[0],
+    "replaced": _replaced,
+    "written": _written,
+    "laid": _laid,
+}
+
+
+@pytest.mark.parametrize("is_recording", [False, True])
+@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.filterwarnings("ignore:this call has other tensors", "ignore:The PyTorch API of nested")
+def test_calls_unlike_those_before_are_seen(other: str, is_recording: bool) -> None:
+    """After calls that one check has found to be alike."""
+    module, src = Rows(), torch.randn(6, 6)
+    whole = fused.fuse(module, src)
+    with torch.set_grad_enabled(is_recording):
+        for _ in range(4):
+            _same(whole(src), module(src))
+        torch.manual_seed(0)
+        made = OTHERS[other](whole, src)
+        torch.manual_seed(0)
+        is_changed = other in ("written", "laid")  # in tensors that both have
+        torch.testing.assert_close(
+            made, module(src) if is_changed else OTHERS[other](module, src), rtol=1e-3, atol=1e-4
+        )
+        for _ in range(2):
+            _same(whole(src.to(module.up.weight.dtype)), module(src.to(module.up.weight.dtype)))
+
+
+def test_alike_calls_record_gradients_of_what_wants_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the input too, and of no parameter that is frozen; results that want none have none."""
+    module, src = Rows(), torch.randn(3, 6)
+    whole = fused.fuse(module, src)
+    for wanted in (src, src.clone().requires_grad_()):
+        for is_frozen in (False, True):
+            module.requires_grad_(not is_frozen)
+            found = [(whole(wanted), module(wanted)) for _ in range(4)]
+            assert all(one.requires_grad == other.requires_grad for one, other in found)
+    monkeypatch.setattr(whole.fusion, "_form_of", None)  # which takes longer than the one check of all
+    found.append((whole(wanted), module(wanted)))
+    gradient = [torch.autograd.grad(each.square().sum(), wanted)[0] for each in found[-1]]
+    _same(*gradient)
+
+
 class _Counting(nn.Module):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()

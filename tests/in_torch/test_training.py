@@ -17,7 +17,9 @@ from fuseplan.graph.why import Why
 from fuseplan.stores import sites
 from fuseplan.torch import cutting, dynamo
 from fuseplan.torch.cutting import Fusion, fused
+from fuseplan.torch.lying import laid_out
 from fuseplan.torch.partition import partitioned
+from fuseplan.torch.sites import Site
 
 F = nn.functional
 INDUCTOR = "fuseplan.torch.inductor"  # which imports torch's compiler
@@ -86,6 +88,32 @@ def test_a_training_steps_backward_is_plans(
     _, backward = made
     plans = [str(site.plan) for site in backward.cut.sites]
     assert {word: sum(word in plan for plan in plans) for word in wanted} == wanted
+
+
+def test_a_step_lays_out_nothing_that_lies_so_and_counts_the_packing_of_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graphs, boxed = list[fx.Graph](), dynamo._boxed
+
+    def kept(call: Any) -> Any:
+        graphs.append(call.__self__.graph)
+        return boxed(call)
+
+    monkeypatch.setattr(dynamo, "_boxed", kept)
+    torch.manual_seed(0)
+    module, src = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8)), torch.randn(4, 8)
+    torch._dynamo.reset()
+    made = torch.compile(module, backend=dynamo.compile_graph)(src)
+    found = torch.autograd.grad(made.square().sum(), [*module.parameters()])
+    torch.testing.assert_close(found, torch.autograd.grad(module(src).square().sum(), [*module.parameters()]))
+    assert len(graphs) == 2
+    for graph in graphs:
+        assert not graph.find_nodes(op="call_function", target=laid_out)
+        texts = [each.args[0] for each in graph.nodes if isinstance(each.target, Site)]
+        products = [each for each in texts if "linear" in each or "matmul" in each]
+        assert products
+        assert all(each.startswith("repacks | ") for each in products)
+        assert not any("repacks" in each for each in texts if each not in products)
 
 
 def test_on_a_gpu_cublas_has_products_that_nothing_is_fused_with(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from numpy.typing import NDArray
 
-from fuseplan.backends.backend import Addresses, Packer
-from fuseplan.language.dtypes import dtype_of, widen
+from fuseplan.backends.backend import Addresses, Copier, Packer
 from fuseplan.language.tensor import Dense, TensorSpec
+from fuseplan.system.locks import Late
 from fuseplan.tensors.arrays import (
     ALIGNMENT,
     Buffer,
@@ -25,7 +24,10 @@ from fuseplan.tensors.arrays import (
 )
 
 if TYPE_CHECKING:
+    from fuseplan.backends import packers
     from fuseplan.kernels.packing import Packing
+else:
+    packers = Late("fuseplan.backends.packers")
 
 
 class HostCopy(NamedTuple):
@@ -36,7 +38,10 @@ class HostCopy(NamedTuple):
 
 
 class HostMemory:
-    """Memory that this process's own threads read."""
+    """Memory that this process's own threads read; `copier` gives copies of views faster than NumPy's."""
+
+    def __init__(self, copier: Copier = lambda *_: None) -> None:
+        self._copier = copier
 
     def view(self, tensor: Any, what: object, *, in_place: bool = True) -> Buffer:
         """The tensor where it lies."""
@@ -79,32 +84,15 @@ class HostMemory:
 
     def packed(self, packing: Packing, buffer: Buffer, *, keep: bool, lasts: bool = False) -> HostCopy:
         """The operand packed: a copy, unless it may stay where it lies and lies as the kernel reads it."""
-        values = _arranged(packing, buffer.dtype, buffer.numpy())
+        values = packers.arranged(packing, buffer.dtype, buffer.numpy())
         is_there = address_of(values) == buffer.address and buffer.address % ALIGNMENT == 0
         stays = is_there and values.flags.c_contiguous and not keep
         array = values if stays else aligned_copy(values, lasts=lasts)
         return HostCopy(array, address_of(array))
 
     def packer(self, packing: Packing, buffer: Buffer) -> Packer:
-        """Packs as `packed` does; steps that only name elements in another order are taken here, once."""
-        array, dtype = buffer.numpy(), buffer.dtype  # the buffer would keep the tensor alive
-        made = _arranged(packing, dtype, array)
-        is_view = made.size == array.size and address_of(made) == buffer.address
-        stays = is_view and made.flags.c_contiguous
-        steps = tuple(step // made.itemsize for step in made.strides)
-        read = (replace(buffer, shape=made.shape, strides=steps) if is_view else buffer).reader()
-
-        def pack(_: Any, address: int) -> tuple[int, object]:
-            if stays and address % ALIGNMENT == 0:
-                return address, None
-            values = read(address)
-            if not is_view:
-                values = _arranged(packing, dtype, values)
-            if is_view or address_of(values) % ALIGNMENT or not values.flags.c_contiguous:
-                values = aligned_copy(values)
-            return address_of(values), values
-
-        return pack
+        """Packs as `packed` does; as much of it as can be is done here, once."""
+        return packers.packer(packing, buffer, self._copier)
 
     def kept(self, values: NDArray[Any]) -> HostCopy:
         """The copy."""
@@ -113,10 +101,3 @@ class HostMemory:
 
     def settle(self) -> None:
         """What was written is there."""
-
-
-def _arranged(packing: Packing, dtype: str, array: NDArray[Any]) -> NDArray[Any]:
-    """An operand's elements in the order of its packing: a view, with any strides, where that is one."""
-    if packing.dtype == dtype:
-        return packing.of(array)
-    return packing.of(widen(array, dtype).astype(dtype_of(packing.dtype).array, copy=False))

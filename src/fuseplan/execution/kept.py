@@ -50,7 +50,9 @@ def _kept(
         return choose()
     preferred = found.template if found else ""
     extents = str(kernel.src.shape)  # an open axis has none in the text, and may have any in the estimate
-    parts = ("choice", kernel.text, extents, repr(accuracy), machine_text(target), toolchain, preferred)
+    lasting = ("repacks",) if target.repacks else ()
+    machine = machine_text(target), toolchain, preferred, *lasting
+    parts = ("choice", kernel.text, extents, repr(accuracy), *machine)
     made: list[Choice] = []
 
     def is_current(data: bytes) -> bool:

@@ -220,7 +220,9 @@ def _best(
     for template in templates:
         refusal = first_refusal(template.claims(kernel, target, accuracy), template.name)
         if refusal is None:
-            timed += [each for each in template.estimated(kernel, target, accuracy) if makes(each[1])]
+            estimates = template.estimated(kernel, target, accuracy)
+            made = ((seconds, each) for seconds, each in estimates if makes(each))
+            timed += [(seconds + each.packing_seconds(kernel, target), each) for seconds, each in made]
         else:
             refusals.append(refusal)
     if not timed:

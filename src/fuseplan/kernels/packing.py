@@ -286,6 +286,25 @@ class Packing:
         return made.size == array.size and made.flags.c_contiguous and np.may_share_memory(made, array)
 
     @property
+    def only_moves(self) -> bool:
+        """Whether its elements are those of the operand, and zeros."""
+        return all(isinstance(step, Reshape | Transpose | Pad | Take | Tiles) for step in self.steps)
+
+    @property
+    def seconds(self) -> float:
+        """The estimate of the time to pack an operand of a call on a CPU.
+
+        Measured on a Zen 4 core for weights of 2,304 to 65,536 elements, of each that is made: 0.2 to 0.4 ns
+        where their order alone is another, 1.1 where zeros are between, 2.7 to 4 of Winograd's filters.
+        """
+        shape, is_view = self.shape, True
+        for step in self.steps:
+            is_uneven = isinstance(step, Tiles) and shape[step.axis] % step.extent
+            is_view &= not is_uneven and not (isinstance(step, Pad | Take) and step.after(shape) != shape)
+            shape = step.after(shape)
+        return 3e-6 + prod(shape) * (2.8e-9 if not self.only_moves else 0.35e-9 if is_view else 1.1e-9)
+
+    @property
     def padded(self) -> int:
         """How many elements are the operand's in order with zeros behind them; 0 where they are moved."""
         *front, last = self.steps or (None,)

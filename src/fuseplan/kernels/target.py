@@ -41,6 +41,7 @@ class Target:
         processors: multiprocessors or compute units of a GPU; 0 on a CPU.
         warp: threads of a GPU that run as one; 0 on a CPU.
         device: the GPU's index on this machine; None where it is not one of this machine's.
+        repacks: weights are others in each launch, as in training, so that estimates count their packing.
     """
 
     backend: str
@@ -56,6 +57,7 @@ class Target:
     processors: int = 0
     warp: int = 0
     device: int | None = None
+    repacks: bool = False
 
     def __str__(self) -> str:
         return f"{self.backend}:{self.name}" if self.name else self.backend
@@ -163,8 +165,8 @@ def any_of(backend: str) -> Target:
 
 @cache
 def machine_text(target: Target) -> str:
-    """The fields of a target that code may depend on: all but the number of the device."""
-    return repr(asdict(replace(target, device=None)))
+    """The fields of a target that code may depend on: not the device's number, nor how long weights last."""
+    return repr(asdict(replace(target, device=None, repacks=False)))
 
 
 def available_threads() -> int:

@@ -260,6 +260,11 @@ class Template(ABC):
         The base class of each backend's templates says it for all operands but weights.
         """
 
+    def packing_seconds(self, kernel: Kernel, target: Target) -> float:
+        """The estimate of the time to pack weights for one launch, where each has other ones."""
+        weights = [each for each in kernel.operands if each.role == "weight"] if target.repacks else []
+        return sum(self.packing(kernel, target, each).seconds for each in weights)
+
     @property
     def text(self) -> str:
         """The choice as a person writes it: `winograd(tile=4, block=24)`."""

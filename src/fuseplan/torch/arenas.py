@@ -49,7 +49,8 @@ class Arenas:
     def __init__(self, module: fx.GraphModule, own: Collection[int], device: torch.device) -> None:
         inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
         self._module, self._device, self._own = module, device, [inputs[place] for place in own]
-        self._lives = Lifetimes.of(module, self._own, on_gpu=queue_of(device) is not None)
+        self._on_gpu = queue_of(device) is not None
+        self._lives = Lifetimes.of(module, self._own, on_gpu=self._on_gpu)
         self._strides = [
             _strides(node.meta.get("val")) for place, node in enumerate(inputs) if place not in own
         ]
@@ -69,14 +70,20 @@ class Arenas:
 
         The same list of the module's tensors again says that they look as they did in the call before.
         """
+        return None if is_watched() or not self.takes(others) else self.run(own, others)
+
+    def takes(self, others: Sequence[Any]) -> bool:
+        """Whether tensors are plain ones, and lie as the example's."""
         is_plain = all(type(each) in PLAIN for each in others if isinstance(each, torch.Tensor))
-        if is_watched() or not is_plain or [*map(_strides, others)] != self._strides:
-            return None
+        return is_plain and [*map(_strides, others)] == self._strides
+
+    def run(self, own: Tensors, others: Sequence[Any]) -> Any:
+        """The same for a call that torch does not watch, with tensors that an arena takes."""
         try:
             versions = [*map(_versions, own)]
         except RuntimeError:  # tensors of inference mode count no versions
             return None
-        queue = queue_of(self._device)
+        queue = queue_of(self._device) if self._on_gpu else None
         stream = queue.stream() if queue else 0
         if queue and stream and queue.is_capturing():
             found, known = self._arena(), self._unchanging(own, versions)
@@ -360,8 +367,8 @@ def _written(graph: fx.Graph, lives: Lifetimes) -> tuple[fx.GraphModule, list[fx
     for node in graph.nodes:
         if node in lives.bound:
             values[node] = made.call_function(operator.call, (value(node), *map(value, lives.late(node))))
-        elif node.target is first and node.args[0] in lives.bound and node not in lives.known:
-            values[node] = values[node.args[0]]
+        elif node in lives.same:
+            values[node] = value(node.args[0])
         elif node in lives.copied:
             for part, (_, *where) in lives.copied[node]:
                 made.call_function(_copy, (value(node), value(part), *where))

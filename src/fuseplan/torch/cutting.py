@@ -23,6 +23,7 @@ from fuseplan.graph.ops import Expand, Foreign, Permute, Slice
 from fuseplan.graph.rules import Rule
 from fuseplan.graph.why import Reason, Why
 from fuseplan.graph.write import Joined
+from fuseplan.kernels.target import parse_target
 from fuseplan.kernels.template import Accuracy
 from fuseplan.language.declarations import Operand, Result
 from fuseplan.language.layouts import dense
@@ -153,7 +154,8 @@ def _found(
     given: fx.GraphModule, device: torch.device, joins: bool, **may: Any
 ) -> tuple[fx.GraphModule, ReadGraph, Cut]:
     """A copy of a graph, what is read of it, and the plans between values that torch's nodes make."""
-    target, threads = target_of(device)
+    name, threads = target_of(device)
+    target = replace(parse_target(name), repacks=device.type == "cpu" and not may["ranges"])
     module = fx.GraphModule(given, _copied(given.graph))
     found = read(module, joins)
     for node, name in found.values.items():
@@ -264,7 +266,9 @@ class _Writer:
             given = given_of(site.plan)
             operands = [node for each in given for node in self._operand(site, each, opened.shapes)]
             plan = FusionPlan(site.plan.src, *site.plan.ops[:-1]) if site.into else site.plan
-            text = operators_text(plan, opened.axes, site.joins, site.records.accuracy)
+            is_product = any(each.role == "weight" for each in site.built.kernel.operands)
+            how = site.joins, site.records.accuracy, is_product and site.records.target.repacks
+            text = operators_text(plan, opened.axes, *how)
             call = self._graph.call_function(launched, (text, src, operands))
             made = self._graph.call_function(first, (call,))
             results = [self._view(made, op) for op in site.ranges.values()] or [made]
@@ -278,7 +282,7 @@ class _Writer:
         elif self._is_lain(src, site.plan.src):
             made.meta[ORDER] = tuple(by_stride(plan.output.element_strides))
         if site.into:
-            call.meta[WITHIN] = operators_text(site.plan, opened.axes, site.joins, site.records.accuracy)
+            call.meta[WITHIN] = operators_text(site.plan, opened.axes, *how)
             join, order = self._makers[site.into.value], tuple(by_stride(plan.output.element_strides))
             join.target, join.args, join.kwargs = joined, (join.args[0], site.into.axis, order), {}
             join.meta[ORDER] = order

@@ -24,6 +24,7 @@ from fuseplan.torch.flexible import read_scores
 from fuseplan.torch.heads import join_losses
 from fuseplan.torch.intact import keep_attention, restore_attention
 from fuseplan.torch.lifetimes import Lifetimes
+from fuseplan.torch.lying import laid_out
 from fuseplan.torch.masks import fold_masks, hide_by_masks, simplify_masks, sum_masks
 from fuseplan.torch.operator import launched
 from fuseplan.torch.partition import partitioned
@@ -98,6 +99,7 @@ def _compiled(
     trace(lambda: report_of(made, device))
     if own:
         return _planned(made.module, own, device)
+    _drop_layings(made.module, device)
     for node in made.module.graph.find_nodes(op="call_function", target=launched):
         node.target = Site()
     made.module.recompile()
@@ -132,11 +134,26 @@ def _own(given: fx.GraphModule) -> list[int]:
     """The places of the module's own tensors among a graph's inputs; none with open extents, or untold."""
     context = TracingContext.try_get()
     told = context.fw_metadata if context else None
-    inputs = [node.meta.get("val") for node in given.graph.nodes if node.op == "placeholder"]
-    extents = (each for value in inputs if isinstance(value, torch.Tensor) for each in value.shape)
-    if told is None or any(isinstance(each, torch.SymInt) for each in (*inputs, *extents)):
+    if told is None or _is_open(given):
         return []
     return [place for place in told.static_input_indices if place not in told.mutated_inp_runtime_indices]
+
+
+def _is_open(given: fx.GraphModule) -> bool:
+    """Whether an input is an extent that torch leaves open, or has one."""
+    inputs = [node.meta.get("val") for node in given.graph.nodes if node.op == "placeholder"]
+    extents = (each for value in inputs if isinstance(value, torch.Tensor) for each in value.shape)
+    return any(isinstance(each, torch.SymInt) for each in (*inputs, *extents))
+
+
+def _drop_layings(module: fx.GraphModule, device: torch.device) -> None:
+    """Takes out what lays values out that lie so: torch's compiler sees to how inputs lie."""
+    if _is_open(module):
+        return
+    for node in Lifetimes.of(module, (), on_gpu=device.type == "cuda").same:
+        if node.target is laid_out:
+            node.replace_all_uses_with(node.args[0])
+            module.graph.erase_node(node)
 
 
 def _planned(module: fx.GraphModule, own: Sequence[int], device: torch.device) -> Callable[..., Any]:

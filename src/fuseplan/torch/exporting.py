@@ -156,21 +156,20 @@ class Held:
         return {**self.__dict__, "_seen": ([], alike())}
 
     def current(self) -> list[torch.Tensor] | None:
-        """The tensors; None where submodules, values, hooks, modes, types or ties are not those exported.
-
-        The same list again says that they are the same, and look and lie as they did.
-        """
+        """The tensors, in the same list where they look and lie as they did; None where anything is new."""
         tensors = self._typed(self.tensors)
-        is_current = (
-            tensors is not None
-            and [each.training for each in self._modules] == self._modes
+        return None if tensors is None or not self.is_same() else tensors
+
+    def is_same(self) -> bool:
+        """Whether submodules, values, hooks, modes and ties are those exported, whatever the tensors."""
+        return (
+            [each.training for each in self._modules] == self._modes
             and [each._modules for each in self._parents] == self._children
             and [*filter(None, self._hooks)] == self.hooked
             and not any(ALL_HOOKS)
             and self.values == self._values
             and all(_tensor(*place) is _tensor(*tie[0]) for tie in self._ties for place in tie)
         )
-        return tensors if is_current else None
 
     @property
     def values(self) -> list[Any]:

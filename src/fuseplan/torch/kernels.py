@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from fuseplan.compile import compile as compile_plan
 from fuseplan.errors import ArgumentError, Unsupported
 from fuseplan.execution.passed import Look
 from fuseplan.execution.run import BoundPlan
+from fuseplan.kernels.target import Target, parse_target
 from fuseplan.kernels.template import Accuracy
 from fuseplan.language.declarations import Operand, Result
 from fuseplan.language.tensor import Dense, TensorSpec
@@ -26,6 +28,8 @@ from fuseplan.plans.plan import FusionPlan
 from fuseplan.torch.lying import Mark, aligned, content, laid, mark_of, packable
 from fuseplan.torch.texts import (
     ACCURACY,
+    JOINS,
+    REPACKS,
     Tensors,
     check_count,
     joins_of,
@@ -317,10 +321,12 @@ def _kernel_of(
     plan = plan_of_look(operators, tuple(shape), strides, dtype)
     opened, found = opened_in(plan, operators), ACCURACY.match(operators)
     accuracy: Accuracy = "default" if found is None else found[1] if found[1].isalpha() else float(found[1])
+    repacks = REPACKS in operators.rpartition(JOINS)[0].split()
+    machine = replace(parse_target(target), repacks=True) if repacks else target
     if opened is not None:
         with contextlib.suppress(Unsupported):
-            return Kernel(plan, _compiled(opened, target, threads, accuracy), _queue(target), operators)
-    return Kernel(plan, _compiled(plan, target, threads, accuracy), _queue(target), operators)
+            return Kernel(plan, _compiled(opened, machine, threads, accuracy), _queue(target), operators)
+    return Kernel(plan, _compiled(plan, machine, threads, accuracy), _queue(target), operators)
 
 
 def target_of(device: torch.device) -> tuple[str, int | None]:
@@ -348,6 +354,6 @@ def _queue(target: str) -> Queue | None:
 
 @functools.lru_cache(maxsize=4096)
 def _compiled(
-    plan: FusionPlan, target: str, threads: int | None, accuracy: Accuracy
+    plan: FusionPlan, target: str | Target, threads: int | None, accuracy: Accuracy
 ) -> tuple[CompiledPlan, Packed]:
     return compile_plan(plan, target, threads=threads, accuracy=accuracy), {}

@@ -55,6 +55,8 @@ class Lifetimes:
         parts: the launches that write into such a value: the value, the axis, and the first and last place.
         written: torch's own operators that write into such places.
         copied: of each such value, the other parts with their places; likewise of copies of known values.
+        steady: the other values that lie in each call as they are described: inputs and launches' outputs.
+        same: the nodes that give what they read in each call; `laid_out` takes 2 us of the host to find so.
     """
 
     known: set[fx.Node] = field(default_factory=set)
@@ -65,6 +67,8 @@ class Lifetimes:
     parts: dict[fx.Node, Part] = field(default_factory=dict)
     written: set[fx.Node] = field(default_factory=set)
     copied: dict[fx.Node, list[tuple[fx.Node, Part]]] = field(default_factory=dict)
+    steady: set[fx.Node] = field(default_factory=set)
+    same: set[fx.Node] = field(default_factory=set)
     _line: int = ALIGNMENT
     _outs: dict[fx.Node, torch.Tensor] = field(default_factory=dict)
 
@@ -85,6 +89,8 @@ class Lifetimes:
             if is_own or (is_function and (values.is_view(node) or values.is_copy(node))):
                 made.constant.add(node)
                 made.known.add(node)
+            elif node.op == "placeholder":
+                made.steady.add(node)
             elif node.target is launched:
                 made._launch(node, place, values)
             elif node.target is first and node.args[0] in made.buffers:
@@ -95,6 +101,8 @@ class Lifetimes:
                 made._write(node, place, values)
             elif node.op == "call_function" and made.known.issuperset(node.all_input_nodes):
                 made._view_or_copy(node, place, values)
+            if node.target in (first, laid_out):
+                made._stay(node, values)
         return made
 
     def late(self, node: fx.Node) -> list[fx.Node]:
@@ -128,6 +136,8 @@ class Lifetimes:
         if is_joined or not values.is_read_in_place(node):
             return
         self.bound.add(node)
+        if {*late} <= self.steady:  # else another plan may run
+            self.steady.add(node)
         self.strides[node] = [values.found[each].stride() for each in late]
         (out,) = values.found[node]
         storage = _storage(out)
@@ -149,6 +159,19 @@ class Lifetimes:
             self._place(node, out, place, values.last.get(_storage(out), place))
             self.known.add(node)
             self.copied[node] = [(node.args[0], (node, 0, 0, out.shape[0]))]
+
+    def _stay(self, node: fx.Node, values: _Values) -> None:
+        """The output of a bound launch, or a value laid out: the same tensor, unless that is a copy."""
+        read, is_steady = node.args[0], node.args[0] in self.steady
+        if node.target is laid_out:
+            made, given = values.found[node], values.found[read]
+            is_same = is_steady and _storage(made) == _storage(given) and made.stride() == given.stride()
+        else:
+            is_same = read in self.bound
+        if is_same and (node.target is laid_out or node not in self.known):
+            self.same.add(node)
+        if is_same and is_steady:
+            self.steady.add(node)
 
     def _write(self, node: fx.Node, place: int, values: _Values) -> None:
         """A place for what an operator of torch's makes: launches that read it are bound."""

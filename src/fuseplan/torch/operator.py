@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
+from torch import _C as C
+from torch.autograd import forward_ad, profiler
 
 from fuseplan.errors import ArgumentError
 from fuseplan.language.layouts import shared_stride
@@ -161,11 +162,12 @@ def is_observed() -> bool:
     """Whether anything but gradients does."""
     return bool(
         torch.compiler.is_compiling()
-        or torch._C._is_tracing()
-        or torch.autograd.profiler._is_profiler_enabled
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._len_torch_function_stack()
-        or is_transformed()
+        or C._is_tracing()
+        or profiler._is_profiler_enabled
+        or C._len_torch_dispatch_stack()
+        or C._len_torch_function_stack()
+        or forward_ad._current_level >= 0
+        or C._functorch.peek_interpreter_stack() is not None
     )
 
 

@@ -22,6 +22,7 @@ from fuseplan.plans.text import operator_text, parse_plan
 Tensors = Sequence[torch.Tensor]
 JOINS = " | "  # behind the operands that are given in several tensors: `weight=2:0 | linear(8) -> glu`
 ACCURACY = re.compile(r"accuracy=(\S+)")  # in front of them, where it is not the default one
+REPACKS = "repacks"  # likewise, where weights are others in each call
 NAMED = re.compile(r"\s*\[([*\w]+)\]\s*->\s*")  # names of axes in front of operators, a star before open ones
 
 
@@ -50,7 +51,7 @@ def plan_on(operators: str, src: torch.Tensor) -> FusionPlan:
 def joins_of(operators: str) -> dict[str, tuple[int, int]]:
     """The operands that a call gives in several tensors, by key: how many, and the axis that joins them."""
     words = ACCURACY.sub("", operators.rpartition(JOINS)[0]).split()
-    pairs = (word.partition("=") for word in words)
+    pairs = (word.partition("=") for word in words if word != REPACKS)
     return {key: (int(told.split(":")[0]), int(told.split(":")[1])) for key, _, told in pairs}
 
 
@@ -89,6 +90,7 @@ def operators_text(
     opened: Sequence[int] = (),
     joins: Mapping[str, tuple[int, int]] | None = None,
     accuracy: Accuracy = "default",
+    repacks: bool = False,
 ) -> str:
     """The operators of a plan as `plan_on` reads them.
 
@@ -97,8 +99,9 @@ def operators_text(
         opened: the axes of src for all of whose extents there is one kernel.
         joins: the operands that a call gives in several tensors, as `joins_of` gives them.
         accuracy: as for `fuseplan.compile`.
+        repacks: weights are others in each call.
     """
-    words = [f"accuracy={accuracy}"] if accuracy != "default" else []
+    words = [*([REPACKS] if repacks else []), *([f"accuracy={accuracy}"] if accuracy != "default" else [])]
     front = " ".join((*words, *(f"{key}={count}:{axis}" for key, (count, axis) in (joins or {}).items())))
     text = f"{front}{JOINS if front else ''}"
     if not plan.src.has_channel_names or opened:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,9 +18,10 @@ from fuseplan.system.locks import Late, cached_property
 from fuseplan.tensors.arrays import address_of, lasting_bytes
 
 if TYPE_CHECKING:
-    from fuseplan.backends.cpu import loader, runtime, toolchain
+    from fuseplan.backends.cpu import copying, loader, runtime, toolchain
     from fuseplan.backends.cpu.templates import order
 else:
+    copying = Late("fuseplan.backends.cpu.copying")
     loader = Late("fuseplan.backends.cpu.loader")
     runtime = Late("fuseplan.backends.cpu.runtime")
     order = Late("fuseplan.backends.cpu.templates.order")
@@ -124,4 +125,12 @@ class CpuBackend(Backend):
         return target, Function(found[source.entry], source)
 
     def memory(self, target: Target) -> HostMemory:
-        return HostMemory()
+        return HostMemory(_copier)
+
+
+def _copier(shape: Sequence[int], steps: Sequence[int], itemsize: int) -> Callable[[int, int], None] | None:
+    """As `copying` gives it; None where llvmlite is not installed, which a plan from a file needs not."""
+    try:
+        return copying.copier(shape, steps, itemsize)
+    except ImportError:
+        return None

@@ -53,7 +53,7 @@ class Frame:
         self.element = COMPUTED[kernel.compute_dtype]
         # LLVM has no instructions for vectors that are wider than those that the attributes tell.
         is_narrowed = "+avx512f" in target.features and target.vector_bytes < _WIDEST
-        self.module = Module(_attributes(target), "" if is_narrowed else target.features)
+        self.module = Module(attributes(target), "" if is_narrowed else target.features)
         self._phases = 0
         self._names = [slot.key or slot.kind for slot in self.slots]
         parameters = [
@@ -196,7 +196,7 @@ def _type(slot: Slot) -> str:
     return I64 if slot.kind == "extent" else PTR
 
 
-def _attributes(target: Target) -> str:
+def attributes(target: Target) -> str:
     """The vectors' width; and that the stack begins at a multiple of it.
 
     A caller's stack is aligned to 16 bytes. Where spilled vectors of 64 bytes lie across cache lines, a
