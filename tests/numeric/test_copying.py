@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import weakref
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from fuseplan import FusionPlan
 from fuseplan.backends.cpu.copying import copier
 from fuseplan.backends.host import HostMemory
-from fuseplan.backends.packers import Room
+from fuseplan.backends.packers import MOST_KEPT, Room
 from fuseplan.execution.select import select
 from fuseplan.kernels.lower import lower
 from fuseplan.kernels.match import match
@@ -85,6 +86,13 @@ def test_calls_at_once_have_rooms_of_their_own() -> None:
     assert all(each % 64 == 0 for each in places)
     del one, other
     assert {each.address for each in [Room(1000), Room(513)]} <= places
+
+
+def test_large_rooms_are_given_back() -> None:
+    room = Room(MOST_KEPT + 1)
+    memory = weakref.ref(room._memory)
+    del room
+    assert memory() is None
 
 
 def test_packing_counts_where_weights_are_others_in_each_launch() -> None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fuseplan.kernels.packing import Packing
 
 MOST_NUMBERED = 1 << 17  # elements of an operand
+MOST_KEPT = 16 << 20  # bytes of memory that later calls have: larger memory is given back
 
 
 class Room:
@@ -28,7 +29,7 @@ class Room:
     __slots__ = ("_free", "_memory", "address")
 
     def __init__(self, nbytes: int) -> None:
-        size = 1 << max(nbytes - 1, 0).bit_length()
+        size = 1 << max(nbytes - 1, 0).bit_length() if nbytes <= MOST_KEPT else nbytes
         self._free = _rooms.setdefault(size, [])
         try:
             self._memory = self._free.pop()  # atomic, so that no two calls get the same
@@ -37,7 +38,8 @@ class Room:
         self.address = address_of(self._memory)
 
     def __del__(self) -> None:
-        self._free.append(self._memory)
+        if self._memory.nbytes <= MOST_KEPT:
+            self._free.append(self._memory)
 
 
 _rooms: dict[int, list[NDArray[Any]]] = {}  # that no call has, by their bytes

@@ -74,9 +74,6 @@ KEPT = journal.Newest(FILE, Measured.from_json)
 
 
 def keep(found: Measured) -> None:
-    """Keeps a choice, unless it rests on disturbed times: the next start measures again.
-
-    Beside four busy processes on two cores, sites lost to ONNX Runtime, and lost for good.
-    """
+    """Keeps a choice, unless it rests on disturbed times: the next start measures again."""
     if found.code or not found.disturbance:
         KEPT.keep(found)

@@ -38,16 +38,14 @@ from fuseplan.scalar import CASTS, COMPARISONS
 def table(builder: Builder) -> dict[str, Callable[..., Value]]:
     """The meaning of each scalar function where `builder` writes.
 
-    Values are vectors of `float` or `double`, of any number of lanes; those of `gt` and `ge` are conditions,
-    the first argument of `where`. `const` takes a number; one too large for a float is infinite. `exp_below`
-    is `exp` of what is at most 0.
+    Values are vectors of `float` or `double`; those of `gt` and `ge` are conditions, the first argument of
+    `where`. A `const` too large for a float is infinite. `exp_below` is `exp` of what is at most 0.
     """
     b = builder
     numbers: dict[str, float] = {}  # of the constants made here, by how the text writes them
 
     def const(value: float) -> Value:
-        number = rounded(value, b.element)
-        written = b.number(number)
+        written = b.number(number := rounded(value, b.element))
         numbers[written.name] = number
         return written
 

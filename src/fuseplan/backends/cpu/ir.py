@@ -245,18 +245,6 @@ class Builder:
         """
         self.line('call void asm sideeffect "", "~{memory}"()')
 
-    def keep_operand(self, x: Value, total: Value) -> None:
-        """Keeps an operand until a sum is made of it, which then stays in its register; it is no instruction.
-
-        With AVX2, LLVM puts a sum into the register of an operand that nothing else reads. The sums of tiles
-        with one vector were moved and spilled in every turn: `linear(8)` of 641 rows of 160 channels took
-        43 us, not 28, on a Zen 3. Longer vectors have operands in memory, and more registers.
-        """
-        features, bits = self.module.features, BITS[element_of(total.type)] * lanes_of(total.type)
-        if "+avx2" in features and "+avx512f" not in features and bits == 256:
-            listed = ", ".join(f"{each.type} {each.name}" for each in (x, total))
-            self.line(f'call void asm sideeffect "", "x,x"({listed})')
-
     def prefetch(self, pointer: Value) -> None:
         """Begins to bring the line at an address, which need not be readable, into the second cache."""
         self.module.declarations.add("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
