@@ -8,6 +8,7 @@ import sys
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--share", default="1/1", help="K/N: of every N tests, the one at place K runs")
     parser.addoption("--cases", type=int, default=60, help="how many random plans are drawn")
     parser.addoption("--first", type=int, default=0, help="the seed of the first of them")
+    parser.addoption("--seconds", type=float, default=inf, help="after which random plans are left out")
     parser.addoption("--versions", help="file to append a JSON line to: what passed with which versions")
 
 

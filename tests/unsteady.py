@@ -19,6 +19,7 @@ from fuseplan.scalar import CASTS
 Array = NDArray[Any]
 
 ROUNDINGS = 8  # of the compute dtype, in each number
+TF32 = 2.0**-11  # a rounding to the ten bits of its significand
 RUNS = 3
 EXACT = ("const", "where", "gt", "ge", "neg", "abs", "maximum", "minimum", "bits", "number", "random")
 # Beyond these, numbers of the compute dtype become infinite, or lose bits.
@@ -34,7 +35,8 @@ class _Noise:
 
     def __init__(self, plan: FusionPlan, seed: int) -> None:
         self._rng = np.random.default_rng(seed)
-        self._size = ROUNDINGS * dtype_of(plan.compute_dtype).epsilon
+        is_coarse = any(step.op.attributes().get("precision") == "tf32" for step in plan.steps)
+        self._size = TF32 if is_coarse else ROUNDINGS * dtype_of(plan.compute_dtype).epsilon
         self._least, self._most = RANGES[plan.compute_dtype]
 
     def moved(self, values: Array) -> Array:
