@@ -208,7 +208,10 @@ def merged(axes: Iterable[A]) -> tuple[A, ...]:
 
 def _operand_steps(kernel: Kernel, operand: KernelOperand) -> list[int]:
     """An operand's steps along all axes of the kernel; none where its places follow from those of dst."""
-    rank, dst, strides = kernel.src.rank, kernel.dst, operand.strides
+    rank, dst = kernel.src.rank, kernel.dst
+    strides: Sequence[int] = operand.strides
+    if kernel.has_cells and operand.axes:
+        strides = _written(operand.strides, operand.shape)
     if not kernel.has_cells:
         if not operand.packed:
             return list(dst.element_strides)

@@ -301,7 +301,7 @@ def _over_axes(kernel: Kernel, steps: Sequence[Step], centre: Step) -> Kernel:
                 each,
                 step,
                 "prologue" if step.index < centre.index else "epilogue",
-                *((behind, over) if step.index > centre.index else (places, ())),
+                behind if step.index > centre.index else places,
             )
             for step in steps
             for each in step.operands

@@ -67,13 +67,10 @@ def roaming(made: Operand, src: TensorSpec, role: str) -> KernelOperand:
     )
 
 
-def placed(
-    made: Operand, step: Step, role: str, places: Sequence[int], met: Sequence[int] = ()
-) -> KernelOperand:
+def placed(made: Operand, step: Step, role: str, places: Sequence[int]) -> KernelOperand:
     """An operand of a kernel whose statistics are over any axes: `places` are the axes of the step's src.
 
     Packed elements stand in the order in which src lies, so that a run of src's meets a run of theirs.
-    There is no step along axes that were reduced to one element, `met`.
     """
     steps = step.src.element_strides
     order = sorted(range(len(made.axes)), key=lambda at: -steps[made.axes[at]])
@@ -82,8 +79,7 @@ def placed(
     if not lowered.packed:
         lies = step.dst if made.per == "element" or made.spec is None else made.spec
         strides = tuple(lies.element_strides[axis] for axis in lowered.order or range(len(strides)))
-    along = zip(lowered.axes, lowered.shape, strides, strict=False)
-    return replace(lowered, strides=tuple(0 if axis in met and n == 1 else each for axis, n, each in along))
+    return replace(lowered, strides=strides if lowered.axes else ())
 
 
 def spread(spec: TensorSpec, places: Sequence[int], rank: int) -> TensorSpec:

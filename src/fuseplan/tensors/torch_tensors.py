@@ -123,10 +123,11 @@ def torch_maker(spec: TensorSpec | Dense, device: torch.device) -> Callable[[Any
     # The device is named: `with torch.device("meta")` decides of tensors that name none.
     make = functools.partial(torch.empty_strided, shape, strides, dtype=dtype, device=device)
     inner, on_gpu = _empty(device.type), device.type == "cuda"
-    index, (stacked, _) = device.index, _modes()
+    index, (stacked, _), transformed = device.index, _modes(), torch._C._functorch.peek_interpreter_stack
 
     def made(_: Any) -> tuple[Any, int]:
-        is_plain = inner and not stacked() and not (on_gpu and torch._C._cuda_getDevice() != index)
+        is_plain = inner and not stacked() and transformed() is None
+        is_plain = is_plain and not (on_gpu and torch._C._cuda_getDevice() != index)
         tensor = inner(shape, strides, dtype) if inner and is_plain else make()
         try:
             address = tensor.data_ptr() if type(tensor) is torch.Tensor else 0
