@@ -343,7 +343,7 @@ _INFIX = {
     "pow": ("**", 5, 6, 4),
 }  # fmt: skip
 _UNARY, _ATOM = 4, 6
-LONG = 8  # nodes: of longer parts, `told` writes one
+LONG = 8  # nodes; `told` writes a longer part once
 
 
 def text(root: Scalar) -> str:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Addresses = Callable[[Any, Any], "tuple[int, int, Wrote | None]"]
 # From a tensor and its address: the address of the packed operand, and the owner of that memory.
 Packer = Callable[[Any, int], tuple[int, object]]
-# Of a view's shape, steps and bytes an element: what copies it, to where and from where, if anything does.
+# From a view's shape, steps and bytes an element: a function of two addresses that copies it, or None.
 Copier = Callable[[Sequence[int], Sequence[int], int], Callable[[int, int], None] | None]
 
 

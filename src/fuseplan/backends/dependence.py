@@ -42,21 +42,21 @@ class Dependence:
 
     def invariants(self, node: Scalar) -> Iterator[Scalar]:
         """The largest numbers that are the same for all positions of a channel; conditions are none."""
-        yield from _largest(node, self._is_invariant)
+        yield from largest(node, self._is_invariant)
 
     def inputs(self, node: Scalar) -> Iterator[Scalar]:
         """What is no number: the largest parts that `invariants` gives, and the leaves that vary.
 
         An index is none of them: what is made of it is. A condition is no number either.
         """
-        found = _largest(node, lambda n: self._is_invariant(n) or not children(n) or n.fn in INDEXED)
+        found = largest(node, lambda n: self._is_invariant(n) or not children(n) or n.fn in INDEXED)
         yield from (each for each in found if each.fn != "const")
 
     def _is_invariant(self, node: Scalar) -> bool:
         return not (self.varies(node) or node.is_condition)
 
 
-def _largest(root: Scalar, is_one: Callable[[Scalar], bool]) -> Iterator[Scalar]:
+def largest(root: Scalar, is_one: Callable[[Scalar], bool]) -> Iterator[Scalar]:
     """The first parts on each way down that are one, each once: a shared part is met on many ways."""
     left, met = [root], {root}
     while left:

@@ -78,7 +78,7 @@ def packer(packing: Packing, buffer: Buffer, copier: Copier) -> Packer:
 
 
 def _taking(packing: Packing, buffer: Buffer, size: int) -> Callable[[int, int], None] | None:
-    """What copies elements one by one to their places in the packed array, and zeros to the others."""
+    """A function that copies elements one by one to their places in the packed array; the others are 0."""
     (low, end), itemsize = buffer.bounds, dtype_of(buffer.dtype).array.itemsize
     ahead, span = (buffer.address - low) // itemsize, (end - low) // itemsize
     if packing.dtype != buffer.dtype or not packing.only_moves or max(size, span) > MOST_NUMBERED:

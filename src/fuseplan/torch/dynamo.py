@@ -147,7 +147,7 @@ def _is_open(given: fx.GraphModule) -> bool:
 
 
 def _drop_layings(module: fx.GraphModule, device: torch.device) -> None:
-    """Takes out what lays values out that lie so: torch's compiler sees to how inputs lie."""
+    """Removes the nodes that lay out values that lie so: torch's compiler sees to how inputs lie."""
     if _is_open(module):
         return
     for node in Lifetimes.of(module, (), on_gpu=device.type == "cuda").same:

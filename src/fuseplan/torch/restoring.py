@@ -75,9 +75,8 @@ def _laid(node: fx.Node, value: torch.Tensor) -> fx.Node:
     if not all(each.node.has_hint() for each in counts):  # by the elements of a tensor: no plan's
         return node
     order = order_of(value)
-    if len(order) < 2 or not is_dense(
-        value, order
-    ):  # no operator leaves gaps on the one axis of a new tensor
+    # No operator leaves gaps on the one axis of a new tensor.
+    if len(order) < 2 or not is_dense(value, order):
         return node
     with node.graph.inserting_after(node):
         return node.graph.call_function(laid_out, (node, tuple(order)))

@@ -27,7 +27,7 @@ held: list[object] = []  # the code that is in use
 
 
 def copier(shape: Sequence[int], steps: Sequence[int], itemsize: int) -> Copy | None:
-    """What copies elements from places that are `steps` elements apart, one behind the other; None for some.
+    """A function that copies elements `steps` apart, one behind the other; None for shapes it does not take.
 
     Args:
         shape: the extents, outermost first.

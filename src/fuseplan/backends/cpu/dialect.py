@@ -39,7 +39,7 @@ def table(builder: Builder) -> dict[str, Callable[..., Value]]:
     """The meaning of each scalar function where `builder` writes.
 
     Values are vectors of `float` or `double`; those of `gt` and `ge` are conditions, the first argument of
-    `where`. A `const` too large for a float is infinite. `exp_below` is `exp` of what is at most 0.
+    `where`. A `const` too large for a float is infinite. `exp_below` is `exp` of numbers up to 0.
     """
     b = builder
     numbers: dict[str, float] = {}  # of the constants made here, by how the text writes them

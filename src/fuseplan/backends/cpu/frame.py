@@ -16,9 +16,9 @@ from fuseplan.kernels.target import Target
 from fuseplan.kernels.template import Template, lanes
 
 ENTRY = "kernel"
+_WIDEST = 64  # bytes of a vector of AVX-512
 _MACHINE = {"neon": "aarch64", **dict.fromkeys(("avx2", "avx512", "avx512bf16", "amx"), "x86_64")}
 _FROM_END = 2**32  # what a task from the end adds to the word that counts a phase's tasks
-_WIDEST = 64  # bytes of a vector of AVX-512
 _CALLERS_ALIGNMENT = 16  # bytes: of the stack, by the x86-64 convention of calls
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fuseplan.backends import blocks
-from fuseplan.backends.dependence import Dependence, children
+from fuseplan.backends.dependence import Dependence, children, largest
 from fuseplan.backends.parts import End
 from fuseplan.backends.triton import dialect
 from fuseplan.backends.triton.storage import Storage, named
@@ -171,7 +171,8 @@ class Elementwise:
         for stage in self.stages if stages is None else stages:
             found = self._depends.invariants(stage.expression)
             parts = [node for node in found if self._is_written(node)]
-            loaded = [leaf for part in parts for leaf in _leaves(part) if self._is_written(leaf)]
+            leaves = (leaf for part in parts for leaf in largest(part, lambda node: node.fn == "leaf"))
+            loaded = [leaf for leaf in leaves if self._is_written(leaf)]
             with self.text.headed(f"{stage.op_text}: what does not depend on the position"):
                 for node in [*loaded, *parts]:  # all are on their way before one is waited for
                     self._value(node, "", place, known.values, {})
@@ -382,10 +383,3 @@ def _numbers(kernel: Kernel) -> dict[str, KernelOperand]:
     """What reductions make, as if each were an operand per channel: it differs between channels alone."""
     names = [name for reduction in kernel.statistics for name in reduction.names]
     return {name: KernelOperand(name, CHANNEL, (), kernel.compute_dtype, "epilogue") for name in names}
-
-
-def _leaves(node: Scalar) -> Iterator[Scalar]:
-    if node.fn == "leaf":
-        yield node
-    for child in children(node):
-        yield from _leaves(child)

@@ -35,6 +35,8 @@ CANDIDATES = 26
 SPARE = 0.7  # of a tile that holds a row, at most, where the row is rather cut into pieces
 PARTS = 2  # of states that many elements of a thread may have
 RESIDENT, AHEAD = (1, 2, 3, 4, 6, 8, 16), (0, 3)  # of programs that go through all tiles
+COLUMNS = (4, 8, 16), (8, 16)  # warps of tiles of columns, and elements of a thread
+MEETING = (1, 2, 4, 8)  # programs that share a tile's columns
 ALONE = 512  # elements of a row that is a tile by itself there
 PIECE, PIECES = (8, 16), 16  # elements of each thread in a piece of a row; pieces, at most
 TURNS = 2  # of a program that goes through all tiles, at least
@@ -130,8 +132,8 @@ class GpuReduction(ReductionKnobs):
         Sums of columns of f32[24149x8776] took 338 us on an H200, and 235 in wider tiles of 8 programs.
         """
         groups = ceil_div(cost.cells, LANES)
-        counts = WARPS[:4] if groups <= GROUPS and cost.kernel.open_axis is None else (1,)
-        for side, warps, each, programs in product((LANES, CELLS), WARPS[2:5], HELD[:2], counts):
+        counts = MEETING if groups <= GROUPS and cost.kernel.open_axis is None else (1,)
+        for side, warps, each, programs in product((LANES, CELLS), *COLUMNS, counts):
             made = cls(side, warps * cost.target.warp * each // side, programs, warps, lanes=True)
             is_loop = made.elements * programs < cost.count and side <= power_of_two(cost.cells)
             if is_loop and cost.fits_columns(made) and not cost.chooses_places:
