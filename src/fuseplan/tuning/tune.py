@@ -140,7 +140,7 @@ def measured(records: Records, how: Search) -> Tuned:
     ground = ground_of(records.plan, records.target)
     toolchain = backend_of(records.target.backend).fingerprint()
     assert toolchain is not None  # `undecided` saw to it
-    prepare = partial(_prepared, records, {**ground.tensors, **ground.results()}, how)
+    prepare = partial(prepared, records, {**ground.tensors, **ground.results()}, how)
     found = search(records, ground, prepare, toolchain, how.seconds, how.progress)
     if how.most != NEAR:
         return found
@@ -214,7 +214,7 @@ def checked_seconds(seconds: float) -> float:
     return made
 
 
-def _prepared(
+def prepared(
     records: Records, tensors: Mapping[str, Any], how: Search, batch: Sequence[Template]
 ) -> Iterator[tuple[Template, Ready | FuseplanError]]:
     """The candidates of a batch, compiled at once, loaded and bound one after the other."""
@@ -277,7 +277,7 @@ Progress = Callable[[str], object]
 
 
 @dataclass
-class _Found:
+class Found:
     """What the search has met: calls that are right, their times, and what was rejected and why."""
 
     calls: dict[str, Callable[[], object]] = field(default_factory=dict)
@@ -306,7 +306,7 @@ def search(
         ArgumentError: no candidate gave the right result: each one's reason is told.
     """
     untuned = records.choice.candidates[0].text
-    found = _explored(records, ground, prepare, seconds * (1 - FINAL_SHARE), progress)
+    found = explored(records, ground, prepare, seconds * (1 - FINAL_SHARE), progress)
     if not found.seconds:
         reasons = "\n  ".join(f"{text}: {why}" for text, why in found.rejected)
         raise ArgumentError(f"no candidate computes {records.plan} rightly on {records.target}\n  {reasons}")
@@ -329,11 +329,11 @@ def search(
     )
 
 
-def _explored(
+def explored(
     records: Records, ground: Ground, prepare: Prepare, seconds: float, progress: Progress
-) -> _Found:
+) -> Found:
     """Candidates in the cost model's order, a batch at a time, checked and timed in short rounds."""
-    begin, candidates, found = time.monotonic(), records.choice.candidates, _Found()
+    begin, candidates, found = time.monotonic(), records.choice.candidates, Found()
     for start in range(0, len(candidates), BATCH):
         batch = candidates[start : start + BATCH]
         _check(records, ground, prepare(batch), found)
@@ -347,7 +347,7 @@ def _explored(
 
 
 def _check(
-    records: Records, ground: Ground, built: Iterator[tuple[Template, Ready | FuseplanError]], found: _Found
+    records: Records, ground: Ground, built: Iterator[tuple[Template, Ready | FuseplanError]], found: Found
 ) -> None:
     """Sorts candidates into those that are right and those that are rejected."""
     out = ground.out()
@@ -377,7 +377,7 @@ def _fault(records: Records, ground: Ground, template: Template, ready: Ready | 
     return None
 
 
-def _final(ground: Ground, found: _Found, untuned: str) -> Mapping[str, Timing]:
+def _final(ground: Ground, found: Found, untuned: str) -> Mapping[str, Timing]:
     """Times of the best candidates, and of the cost model's, in long rounds side by side."""
     ranked = sorted(found.seconds, key=lambda text: found.seconds[text])
     most = FINAL_FACTOR * found.seconds[ranked[0]]
