@@ -79,6 +79,7 @@ POOLS = (
     "{d}[4x33x19x21{l}] -> bias -> relu -> max_pool2d(2, ceil_mode=True) -> add",
     "{d}[4x64x35x35{l}] -> avg_pool2d(3, stride=1, padding=1, count_include_pad=False) -> relu",
     "{d}[2x33x7x9x11] -> avg_pool3d(3, stride=2, padding=1)",
+    "{d}[7x16x200x2{l}] -> max_pool2d(3, ceil_mode=True)",
 )
 # Elements of 8 bits: padding that has no bits of its own, pairs that are stored more than once, joined ones.
 SHORT = (
@@ -87,8 +88,9 @@ SHORT = (
     "f8e4m3[33x16] -> elementwise('where(index(n) >= index(c), x, 0.5)') -> hardsigmoid",
     "f32[1000x16] -> elementwise('where(index(n) >= index(c), x, 0.25)') -> cast(f8e4m3)",
     "f8e4m3[4x16x9x8] -> conv2d(8, kernel=3)",
+    "f8e5m2[2x96x512] -> conv1d(288, kernel=2, stride=2, groups=96)",
 )
-# Of whose sums only the size or the negative is used: ptxas drops some, `repairs.lacks_products`.
+# Of whose sums only the size or the negative is used: ptxas drops some, `repairs.as_numbers`.
 SIZES = (
     "{d}[256x192] -> matmul(128) -> abs -> bias",
     "{d}[2x32x5x6{l}] -> conv2d(64, kernel=(1, 3), padding=same) -> abs -> bias",

@@ -1,5 +1,6 @@
 """The depthwise kernel in Triton's interpreter: shapes, strides, layouts, dtypes, tails, tiles."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -81,6 +82,29 @@ def test_offsets_of_64_bits(last: bool, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_an_output_row_too_short_for_any_tile() -> None:
     assert_interpreted("f32[2x3x4x1] -> conv2d(3, kernel=(3, 1), padding=(1, 0), groups=3)", GpuDepthwise)
+
+
+def test_elements_that_no_window_has_have_no_code() -> None:
+    """ptxas loses the sign of -inf where it knows that nothing is loaded in its place."""
+    plan = "f16[7x16x20x2, nhwc] -> max_pool2d(3, ceil_mode=True)"
+    template = next(iter(GpuDepthwise.candidates(kernel_of(plan), SM_90, "default")))
+    assert len(re.findall(r"has_src_w_\d+ =", template.emit(kernel_of(plan), SM_90).text)) == 2
+    assert_interpreted(plan, GpuDepthwise)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        "f32[7x48x16x48, nhwc] -> sigmoid -> gelu(tanh) -> softplus -> max_pool2d(1) -> tanh",
+        "f16[7x2x2x80x96, ndhwc] -> minimum -> avg_pool3d((2, 4, 3))",
+    ],
+)
+def test_long_formulas_have_few_outputs_a_thread(plan: str) -> None:
+    """Each element has code of its own: these took 45 to 140 s to compile."""
+    kernel = kernel_of(plan)
+    for each in GpuDepthwise.candidates(kernel, SM_90, "default"):
+        assert isinstance(each, GpuDepthwise)
+        assert each.rows * each.span <= 4
 
 
 @pytest.mark.parametrize(

@@ -55,16 +55,18 @@ def compiled_sizes(plan: str = SIZES, tile: str = TILE) -> Artifact:
     ids=["size", "size of few features", "negative", "negative size"],
 )
 def test_products_that_ptxas_drops_are_kept(plan: str, tile: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    tried: list[bool] = []
-    known = repairs.lacks_products
+    assert not repairs.lacks_products(compiled_sizes(plan, tile).binary)
+    monkeypatch.setattr(repairs, "as_numbers", lambda ptx: ptx)
+    with pytest.raises(BuildError, match=r"ptxas .* wrong results: ptxas drops matrix instructions"):
+        compiled_sizes(plan, tile)
 
-    def noted(cubin: bytes) -> bool:
-        tried.append(known(cubin))
-        return tried[-1]
 
-    monkeypatch.setattr(repairs, "lacks_products", noted)
-    compiled_sizes(plan, tile)
-    assert tried == [True, False], "by instructions for the sign; where the first is False, nothing is to do"
+def test_sums_whose_bits_are_read_keep_their_signs() -> None:
+    """The conversion to e5m2 takes the sign from the bits of each of a thread's 8 sums."""
+    plan = "f8e5m2[2x96x512] -> conv1d(288, kernel=2, stride=2, groups=96)"
+    ptx = compiled_sizes(plan, Product(64, 16, 16, stages=3).text).assembly
+    read = r"add\.rn\.f32 (\w+), %r\d+, 0f80000000; shr\.u32 %r\d+, \1, 24;"
+    assert len(re.findall(read, ptx)) == 8
 
 
 def test_products_that_nothing_uses_may_be_dropped() -> None:
@@ -76,12 +78,6 @@ def test_products_that_nothing_uses_may_be_dropped() -> None:
     artifact = compiler.compile_source(records.source, types, SM_90, assembly=True)
     assert repairs.lacks_products(artifact.binary)
     assert not repairs.uses_products(artifact.assembly)
-
-
-def test_no_kernel_lacks_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repairs, "lacks_products", lambda cubin: True)
-    with pytest.raises(BuildError, match=r"ptxas .* wrong results: ptxas drops matrix instructions"):
-        compiled_sizes()
 
 
 @pytest.mark.parametrize(

@@ -329,9 +329,7 @@ def search(
     )
 
 
-def explored(
-    records: Records, ground: Ground, prepare: Prepare, seconds: float, progress: Progress
-) -> Found:
+def explored(records: Records, ground: Ground, prepare: Prepare, seconds: float, progress: Progress) -> Found:
     """Candidates in the cost model's order, a batch at a time, checked and timed in short rounds."""
     begin, candidates, found = time.monotonic(), records.choice.candidates, Found()
     for start in range(0, len(candidates), BATCH):

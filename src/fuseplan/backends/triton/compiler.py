@@ -156,23 +156,23 @@ class _Making:
         )
 
     def _assembled(self, ptx: str) -> tuple[str, bytes, str]:
-        """PTX with its cubin and the assembler's log; repaired and assembled again while the code is wrong.
+        """PTX with its cubin and the assembler's log; repaired, and assembled again where factors are lost.
 
         Raises:
             UnsoundCodeError: no repair helps.
         """
-        text, repaired, fault = "", repairs.known(ptx), ""
-        while text != repaired:
-            text = repaired
+        text, settled = repairs.known(ptx), ""
+        while text != settled:
             cubin, log = self.assembler.assembled(text, self.gpu.arch, self.source.text)
             if repairs.lacks_products(cubin) and repairs.uses_products(text):
-                fault, repaired = "ptxas drops matrix instructions", repairs.with_signs(text)
-            elif repairs.overwrites_factors(text, cubin, PACKAGE):
-                fault = "registers are overwritten before matrix instructions have read them"
-                repaired = repairs.settled(text)
-            else:
+                raise self._miscompiled("ptxas drops matrix instructions")
+            if not repairs.overwrites_factors(text, cubin, PACKAGE):
                 return text, cubin, log
-        raise self._unsound(
+            text, settled = repairs.settled(text), text
+        raise self._miscompiled("registers are overwritten before matrix instructions have read them")
+
+    def _miscompiled(self, fault: str) -> UnsoundCodeError:
+        return self._unsound(
             f"{self.assembler} makes code for {self.target} that computes wrong results: {fault}. "
             f"Compile the plan with another template, or name an assembler of CUDA 13.3 or later in {PTXAS}"
         )

@@ -5,12 +5,20 @@ Only ratios between templates and knobs matter for a choice; `explain` shows the
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fuseplan.kernels.target import Target
 from fuseplan.kernels.template import Traffic
+from fuseplan.scalar import Scalar, calls
 
 LAUNCH_SECONDS = 2.5e-6  # from a kernel's start to its end when it does nothing; H100, CUDA events
+
+# Instructions of functions where results have few bits, and where they are exact; of all others one.
+HEAVY = {
+    "exp": (4, 14), "log": (18, 22), "log1p": (20, 40), "expm1": (20, 30), "div": (3, 10), "sqrt": (4, 10),
+    "tanh": (3, 30), "erf": (12, 30), "pow": (25, 60), "round": (7, 7),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -55,6 +63,11 @@ RATES = {
 def rates(target: Target) -> Rates:
     """The rates of the target's GPU: by its name where that is known, else by its kind, else an H100's."""
     return RATES.get(target.cpu) or RATES.get(target.name) or RATES["sm_90"]
+
+
+def instructions(formulas: Iterable[Scalar], *, is_exact: bool) -> int:
+    """What one element takes of a processor, nearly."""
+    return sum(HEAVY.get(fn, (1, 1))[is_exact] for each in formulas for fn in calls(each))
 
 
 def fill(programs: int, places: int) -> float:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 from fuseplan.backends.triton import sass
@@ -15,12 +16,9 @@ from fuseplan.backends.triton import sass
 # twelve of the 16 bytes, behind which the scheduling is.
 DROPPED = bytes.fromhex("f079ff3f00000000ff00000c")
 COPY = re.compile(r"mov\.\w+\s+(%\w+), ([-\w%.]+);")
-# What LLVM makes of |x|, -x and -|x|, and the instructions for them.
-SIGNS = (
-    (r"\band\.b32(\s+%r\d+), (%r\d+), 2147483647;", r"abs.f32\1, \2;"),
-    (r"\bxor\.b32(\s+%r\d+), (%r\d+), -2147483648;", r"neg.f32\1, \2;"),
-    (r"\bor\.b32(\s+%r\d+), (%r\d+), -2147483648;", r"abs.f32\1, \2;\n\tneg.f32\1,\1;"),
-)
+SUMS = re.compile(r"wgmma\.mma_async\S*?\.f32\.[^{]*\{([^}]*)\}")
+# An instruction that reads bits, and its operands: the result, and what it reads.
+BITS = re.compile(r"((?:@!?%p\d+\s+)?\b(?!mov|selp|st|ld|shfl|wgmma)\w[\w.:]*\.[bsu]32)\s+([^;{]*);")
 # A product whose first factor is in registers: {sums}, {first factor}, descriptor of the other.
 FROM_REGISTERS = re.compile(r"wgmma\.mma_async[^{]*\{[^}]*\}, *\{")
 WAIT = re.compile(r"(wgmma\.wait_group\.sync\.aligned) \d+")
@@ -36,7 +34,7 @@ FENCE = "fence.proxy.async.shared::cta;"
 
 def known(ptx: str) -> str:
     """PTX with every repair that needs no look at the machine code."""
-    return in_words(halved(unmerged(fenced(ptx))))
+    return as_numbers(in_words(halved(unmerged(fenced(ptx)))))
 
 
 def fenced(ptx: str) -> str:
@@ -161,13 +159,34 @@ def settled(ptx: str) -> str:
     return "\n".join(lines)
 
 
-def lacks_products(cubin: bytes) -> bool:
-    """Whether ptxas dropped matrix instructions of sm_90, and took their sums for 0.
+def as_numbers(ptx: str) -> str:
+    """PTX in which operations on the bits of a product's sum read it behind an addition of -0.
 
-    12.8 and 12.9 do so where all that is made of a sum is |sum|, -sum or -|sum|, a bit operation on the sign,
-    and the loop of the products is unrolled: the operation becomes a modifier of what uses it, and is then no
-    use of the sum any more. `conv2d(kernel=(1, 3)) -> abs -> bias` showed it; of 364 such kernels 71 did.
+    ptxas 12.8 and 12.9 do not count them as uses of the sum. Where they are |sum|, -sum and -|sum| alone,
+    products are dropped, and sums taken for 0: of 364 kernels such as `conv2d(kernel=(1, 3)) -> abs -> bias`
+    71 were wrong. `f8e5m2[2x96x512] -> conv1d(288, kernel=2, stride=2, groups=96)` lost the signs of its
+    results. A NaN may get another payload.
     """
+    if "wgmma.mma_async" not in ptx:
+        return ptx
+    lines = ptx.split("\n")
+    sums = _sums([line.partition("//")[0].strip() for line in lines])
+
+    def behind(found: re.Match[str]) -> str:
+        told, operands = found.groups()
+        result, *read = (each.strip() for each in operands.split(","))
+        wholes = {name: f"whole{place}" for place, name in enumerate(dict.fromkeys(read)) if name in sums}
+        if not wholes:
+            return found[0]
+        added = "".join(f" add.rn.f32 {whole}, {name}, 0f80000000;" for name, whole in wholes.items())
+        others = ", ".join([result, *(wholes.get(name, name) for name in read)])
+        return f"{{ .reg .b32 {', '.join(wholes.values())};{added} {told} {others}; }}"
+
+    return "\n".join(BITS.sub(behind, line) for line in lines)
+
+
+def lacks_products(cubin: bytes) -> bool:
+    """Whether ptxas dropped matrix instructions of sm_90, and took their sums for 0."""
     return DROPPED in cubin
 
 
@@ -177,17 +196,15 @@ def uses_products(ptx: str) -> bool:
     Nothing does where the sum does not matter, as in `matmul -> x**0`: dropping the products is right there.
     """
     lines = [line.partition("//")[0].strip() for line in ptx.splitlines()]
-    found = (re.match(r"wgmma\.mma_async[^{]*\{([^}]*)\}", line) for line in lines)
-    sums = {name for product in found if product for name in product[1].split(",")}
-    copies = [copy.groups() for line in lines if (copy := COPY.fullmatch(line))]
-    while copied := {to for to, of in copies if of in sums} - sums:
-        sums |= copied
+    sums = _sums(lines)
     others = (line for line in lines if not (line.startswith("wgmma.mma_async") or COPY.fullmatch(line)))
     return any(name in sums for line in others for name in re.findall(r"%\w+", line))
 
 
-def with_signs(ptx: str) -> str:
-    """PTX in which sign bits are changed by the instructions for it; a NaN may get another payload."""
-    for bits, sign in SIGNS:
-        ptx = re.sub(bits, sign, ptx)
-    return ptx
+def _sums(lines: Iterable[str]) -> set[str]:
+    """The registers that hold sums of matrix instructions in f32, and copies of them."""
+    sums = {name.strip() for line in lines for each in SUMS.findall(line) for name in each.split(",")}
+    copies = [copy.groups() for line in lines if (copy := COPY.fullmatch(line))]
+    while copied := {to for to, of in copies if of in sums} - sums:
+        sums |= copied
+    return sums

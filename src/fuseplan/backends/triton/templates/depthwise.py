@@ -23,18 +23,24 @@ from fuseplan.kernels.template import (
     layout_claims,
     summation_bound,
 )
+from fuseplan.language.dtypes import dtype_of
 from fuseplan.messages.reasons import Claim, Reason, claim
-from fuseplan.scalar import functions
+from fuseplan.scalar import functions, leaves_of
 
 _TAPS = 128  # each has code of its own
 # Products of a thread, all with code of their own, by the most taps: 1372 of 49 taps took half a minute to
 # compile, and spilled; 484 of 121 taps took 23 s, half as many 8 s.
 _PRODUCTS = {25: 512, _TAPS: 250}
+# Instructions of the formulas of a thread, likewise: 2,400 take 2 s to compile on a quiet core, 21,000 half a
+# minute, of `f32[7x48x16x48, nhwc] -> sigmoid -> gelu(tanh) -> softplus -> max_pool2d(1) -> tanh`.
+_FORMULAS = 3000
+_OPERAND = 10  # for an element of an operand: 768 of abs, minimum and scale took 46 s
 _MEASURED = 1.1  # measured over estimated seconds, geometric mean over the tuned suite on one H100
 _CLOCK = 1.7e9
 _L2_BYTES = 5.5e12  # a second: rows that two programs load come from there once
 _UNDER_WAY = 18e3  # bytes that a processor has to have asked for at any time, to be given memory's rate
 _WASTE = 1.2  # positions or features of all tiles over the fewest: beyond it a tile is not tried
+_SMALLEST = (128, 1, 1, 4, 1, 1)  # with channels last: an output a thread
 _SIDES = ((2, 4, 2), (2, 4, 1), (2, 7, 2), (4, 2, 2), (4, 4, 1), (4, 4, 2))  # features a thread, span, ahead
 
 
@@ -78,8 +84,11 @@ class GpuDepthwise(DepthwiseKnobs, GpuTemplate):
     @classmethod
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
         tiles = _channels_last(kernel) if kernel.dst.is_channels_last else _first(kernel)
-        for columns, features, rows, warps, span, ahead in dict.fromkeys(tiles):
-            yield cls(columns, features, rows, warps, span, ahead)
+        every = [cls(*tile) for tile in dict.fromkeys(tiles)]
+        code = {each: each._formulas(DepthwiseWriter(each, kernel, "")) for each in every}
+        fitting = [each for each in every if code[each] <= _FORMULAS]
+        smallest = cls(*_SMALLEST) if kernel.dst.is_channels_last else min(every, key=lambda each: code[each])
+        yield from fitting or [smallest]
 
     def packed_weight(self, kernel: Kernel) -> Packing:
         """The weight as [tap][feature]."""
@@ -111,10 +120,25 @@ class GpuDepthwise(DepthwiseKnobs, GpuTemplate):
     def _instructions(self, writer: DepthwiseWriter) -> float:
         """Of a thread: products, what loads and widens a row, what finishes and stores an output."""
         outputs, taps = self.rows * self.span, prod(writer.kernel_size)
-        rows = (self.rows - 1) * writer.stride[1] + (writer.kernel_size[1] - 1) * writer.dilation[1] + 1
-        loads = writer.kernel_size[0] * min(rows, self.rows * writer.kernel_size[1]) * len(writer.reads)
         finishing = 2 + sum(functions(stage.expression) for stage in writer.kernel.epilogue)
-        return 40 + outputs * (self.vector * (taps + finishing) + 3) + loads * (self.vector + 2)
+        return 40 + outputs * (self.vector * (taps + finishing) + 3) + self._loads(writer) * (self.vector + 2)
+
+    def _loads(self, writer: DepthwiseWriter) -> int:
+        """Elements of src that a thread reads for each feature."""
+        rows = (self.rows - 1) * writer.stride[1] + (writer.kernel_size[1] - 1) * writer.dilation[1] + 1
+        return writer.kernel_size[0] * min(rows, self.rows * writer.kernel_size[1]) * len(writer.reads)
+
+    def _formulas(self, writer: DepthwiseWriter) -> int:
+        """Instructions of the operators in front of the sum and behind it, all with code of their own."""
+        is_exact = not dtype_of(writer.kernel.dst.dtype).is_narrow
+        before = [formula for stage in writer.kernel.prologue for formula in stage.expressions]
+        behind = (stage.expression for stage in writer.kernel.epilogue)
+        names = frozenset[str]().union(*map(leaves_of, before))
+        read = (each for each in writer.kernel.operands if each.key in names)
+        operands = sum(bool(each.axes) and not each.is_channel for each in read)
+        first = self._loads(writer) * (model.instructions(before, is_exact=is_exact) + _OPERAND * operands)
+        later = self.rows * self.span * model.instructions(behind, is_exact=is_exact)
+        return self.vector * (first + later)
 
     @staticmethod
     def bound(kernel: Kernel) -> float:

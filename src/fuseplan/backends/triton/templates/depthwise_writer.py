@@ -156,7 +156,7 @@ class DepthwiseWriter(Writer):
             self._add_row(slice_, coming.pop(0), needs[offset], held, sums)
             done = [place for place, tap in needs[offset] if tap == height - 1 and slice_ == depths - 1]
             for place, column in product(done, range(knobs.span)):
-                self._store(place, column, sums.pop((place, column)), known)
+                self._store(place, column, sums.pop((place, column), None), known)
 
     def _needs(self) -> dict[int, list[tuple[int, int]]]:
         """Which output rows read a src row, each with its tap, by its distance from the first."""
@@ -183,10 +183,14 @@ class DepthwiseWriter(Writer):
         """Begins to load what the tile's outputs need of a row of src, each element once."""
         depth, height, width = self.src_steps
         plane, line = slice_ * self.dilation[0] - self.low[0], offset - self.low[1]
+        if self._never(0, plane) or self._never(1, line):
+            return []
         outside = self._inside(0, plane) & self._inside(1, line) & self.has_feature
         found = []
         for at in self.reads:
             column = at - self.low[2]
+            if self._never(2, column):
+                continue
             mask = self._named("exists", outside & self._inside(2, column))
             element = self.src_first + (plane * depth + line * height + column * width)
             x = self.text.let("x", f"tl.load({Index('src') + element}{mask.guard(self.absent)})")
@@ -200,6 +204,15 @@ class DepthwiseWriter(Writer):
     def _within(self, axis: int, offset: int) -> Mask:
         at = self.at[axis] * self.stride[axis] + offset
         return (at >= 0) & (at < self.src_size[axis])
+
+    def _never(self, axis: int, offset: int) -> bool:
+        """Whether a pool has no such element for any output; its code would be that of a constant.
+
+        ptxas 12.8 and 12.9 lose the sign of a constant of 16 bits, of padding of -inf, where three are
+        compared at once: `f16[7x16x200x2, nhwc] -> max_pool2d(3, ceil_mode=True)` gave inf everywhere.
+        """
+        at = self.at[axis] * self.stride[axis] + offset
+        return self.pool is not None and (at.high < 0 or at.low >= self.src_size[axis])
 
     @cached_property
     def _is_padded(self) -> bool:
@@ -260,9 +273,10 @@ class DepthwiseWriter(Writer):
 
         return self.prologue.shared("prepared", x, place, write=write)[0]
 
-    def _store(self, place: int, column: int, total: str, known: Known) -> None:
-        if self.at[1].low + place >= self.dst_size[1]:
-            return  # no tile has so many rows
+    def _store(self, place: int, column: int, total: str | None, known: Known) -> None:
+        if self.at[1].low + place >= self.dst_size[1] or self.at[2].low + column >= self.dst_size[2]:
+            return  # no tile has so many rows or columns
+        assert total is not None  # the window of every output has an element
         beside = place * self.dst_steps[1] + column * self.dst_steps[2]
         element, inside = self.dst_first + beside, self.dst_inside + beside
         mask = str(self._stored(place, column)) or "True" * self.is_masked

@@ -35,12 +35,8 @@ WAIT, WARP = 0.76e-6, 0.0223e-6  # for warps to join a number; for each of them
 TILE, NEXT, JOINS, STREAMED = 0.3e-6, 0.28e-9, 0.042e-6, 1.1
 # Of a processor: for an instruction of an element, an access to memory, and an element that lanes read alone.
 SLOT, ACCESS, SINGLE = 1.96e-12, 91e-12, 70e-12
-# Instructions of functions where results have few bits, and where they are exact; of all others one. For a
-# lane to merge a part of its state with that of a vector; for a mask; to store a whole number.
-HEAVY = {
-    "exp": (4, 14), "log": (18, 22), "log1p": (20, 40), "expm1": (20, 30), "div": (3, 10), "sqrt": (4, 10),
-    "tanh": (3, 30), "erf": (12, 30), "pow": (25, 60), "round": (7, 7),
-}  # fmt: skip
+# Instructions for a lane to merge a part of its state with that of a vector; for a mask; to store a whole
+# number.
 MERGED, MASK, WHOLE_NUMBER = (55, 250), 1.3, 9
 SERVED, BEYOND = 1.17, 1.46  # of the second cache, for rows that are read again; more, and it holds none
 HELD_THERE = 0.37  # of a byte's time, for one that it holds
@@ -213,7 +209,7 @@ class Cost:
             if node.fn == "leaf" or node in met or not own:
                 return 0
             met.add(node)
-            return HEAVY.get(node.fn, (1, 1))[self.is_exact] + sum(map(of, node.args))
+            return model.HEAVY.get(node.fn, (1, 1))[self.is_exact] + sum(map(of, node.args))
 
         return sum(map(of, formulas))
 
