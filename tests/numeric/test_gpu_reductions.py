@@ -87,3 +87,14 @@ def test_candidates_fit_the_gpu(plan: str) -> None:
         assert each.programs == 1 or source.grid[0] <= room
         assert each.cells * each.elements <= max(HELD) * 32 * each.warps
         assert not each.lanes or each.elements * each.programs < Lattice(kernel).element_count
+
+
+def test_programs_that_never_meet_have_all_registers() -> None:
+    """Asked for those of 154 programs of a processor, ptxas refused to compile."""
+    kernel = lower(match(FusionPlan.parse("bf16[547x75408] -> cross_entropy_backward")))
+    target = parse_target("triton:sm_90")
+    apart = [
+        each for each in GpuReduction.candidates(kernel, target, "default") if each.knobs["programs"] != "1"
+    ]
+    assert apart
+    assert not any("maxnreg" in dict(each.emit(kernel, target).options) for each in apart)

@@ -146,7 +146,8 @@ class Cost:
 
     def together(self, knobs: ReductionKnobs) -> int:
         """Programs that a processor has to run at a time: those that meet, or that go through tiles."""
-        programs = ceil_div(self.cells, knobs.cells) * knobs.programs * (knobs.programs > 1)
+        meets = knobs.programs > 1 and bool(self.kernel.statistics)
+        programs = ceil_div(self.cells, knobs.cells) * knobs.programs * meets
         return knobs.resident or ceil_div(programs, self.target.processors)
 
     def room(self, knobs: ReductionKnobs) -> tuple[tuple[str, int], ...]:
