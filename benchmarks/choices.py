@@ -18,8 +18,10 @@ import click
 
 from benchmarks.recorded import stamp
 from benchmarks.suite import chosen, load
+from fuseplan.backends import backend_of
 from fuseplan.bench.results import append_json
 from fuseplan.cli.options import PLAN
+from fuseplan.errors import BuildError
 from fuseplan.execution.build import compile_all
 from fuseplan.execution.select import ranked
 from fuseplan.execution.stages import Records
@@ -38,13 +40,14 @@ class Passed:
     Attributes:
         plan: the plan's text.
         choice: the text of the cost model's choice.
-        candidates: estimated and measured seconds of each right candidate, by its text.
+        candidates: estimated and measured seconds of each right candidate, by its text, and the registers of
+            a thread; 0 on CPUs.
         rejected: the other candidates, and why they were not timed.
     """
 
     plan: str
     choice: str
-    candidates: Mapping[str, tuple[float, float]]
+    candidates: Mapping[str, tuple[float, float, int]]
     rejected: Mapping[str, str]
 
     @property
@@ -61,13 +64,16 @@ class Passed:
 
     def to_json(self) -> dict[str, Any]:
         """JSON values, seconds with four digits."""
-        times = {text: [float(f"{each:.4g}") for each in pair] for text, pair in self.candidates.items()}
+        times = {
+            text: [*(float(f"{each:.4g}") for each in seconds), registers]
+            for text, (*seconds, registers) in self.candidates.items()
+        }
         return {
             "plan": self.plan, "choice": self.choice, "candidates": times, "rejected": dict(self.rejected)
         }  # fmt: skip
 
 
-def passed(records: Records, most: int | None) -> Passed:
+def passed(records: Records, most: int | None, registers: Mapping[str, int]) -> Passed:
     """Measures a plan's candidates, the first `most` in the cost model's order or all of them.
 
     Raises:
@@ -80,13 +86,19 @@ def passed(records: Records, most: int | None) -> Passed:
     prepare = partial(prepared, records, {**ground.tensors, **ground.results()}, Search(math.inf))
     found = explored(records, ground, prepare, math.inf, silent)
     estimates = {each.text: each.seconds(records.kernel, records.target) for each in short}
-    times = {text: (estimates[text], seconds) for text, seconds in found.seconds.items()}
+    times = {
+        text: (estimates[text], seconds, registers.get(text, 0)) for text, seconds in found.seconds.items()
+    }
     return Passed(str(records.plan), short[0].text, times, dict(found.rejected))
 
 
 def _of(records: Records, short: tuple[Template, ...]) -> Records:
     choice = records.choice
     return replace(records, choice=ranked(choice.template, choice.considered, short))
+
+
+def _registers(records: Records, code: bytes) -> int:
+    return backend_of(records.target.backend).resources(code).get("registers", 0)
 
 
 @click.command()
@@ -98,13 +110,21 @@ def _of(records: Records, short: tuple[Template, ...]) -> Records:
 def main(suites: tuple[str, ...], target: str, most: int | None, results: Path | None, commit: str) -> None:
     """Measure every candidate of the plans of SUITE, and tell how far each choice is from the best one."""
     every = [undecided(case.plan, target) for name in suites for case in chosen(load(name), "").cases]
-    pairs = [(each.kernel, kind) for each in every for kind in shortlist(each.choice.candidates, most)]
-    workers = available_threads()
-    for _ in compile_all(pairs, every[0].target, workers=workers, seconds=COMPILE_SECONDS):
-        pass  # all at once; what measures them finds them on disk
+    pairs = [(each, kind) for each in every for kind in shortlist(each.choice.candidates, most)]
+    made = compile_all(
+        [(each.kernel, kind) for each, kind in pairs],
+        every[0].target,
+        workers=available_threads(),
+        seconds=COMPILE_SECONDS,
+    )  # all at once; what measures them finds them on disk
+    used = {
+        (str(each.plan), kind.text): 0 if isinstance(code, BuildError) else _registers(each, code[1])
+        for (each, kind), code in zip(pairs, made, strict=True)
+    }
     device = None if target.startswith("cpu") else 0
     for records in every:
-        found = passed(records, most)
+        registers = {text: number for (plan, text), number in used.items() if plan == str(records.plan)}
+        found = passed(records, most, registers)
         click.echo(f"{found.ratio:5.2f}  {len(found.candidates):3} candidates  {found.plan}")
         if results is not None:
             made = {**found.to_json(), **stamp(NAME, device=device, named=commit)}
