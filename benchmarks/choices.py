@@ -127,8 +127,8 @@ def main(suites: tuple[str, ...], target: str, most: int | None, results: Path |
         found = passed(records, most, registers)
         click.echo(f"{found.ratio:5.2f}  {len(found.candidates):3} candidates  {found.plan}")
         if results is not None:
-            made = {**found.to_json(), **stamp(NAME, device=device, named=commit)}
-            append_json([made], NAME, results)
+            told = {**found.to_json(), **stamp(NAME, device=device, named=commit)}
+            append_json([told], NAME, results)
 
 
 if __name__ == "__main__":
