@@ -57,6 +57,8 @@ class Fit:
         finishing: seconds in which a warp finishes an element of a tile.
         reading: of an element of a tensor that is read for it.
         tile: seconds of a program's first loads and last stores.
+        splitting: of a processor, to make two numbers of an element, and of a warp that waits for it.
+        last: how far a last wave that is not whole counts as one.
         broken: copies of a weight's rows that begin inside of sectors, over those of whole sectors.
     """
 
@@ -70,19 +72,23 @@ class Fit:
     finishing: float = 0.0
     reading: float = 0.0
     tile: float = 1.5e-6
+    splitting: tuple[float, float] = (0.0, 0.0)
+    last: float = 0.5
     broken: float = 1.0
 
 
 # The numbers of 16 bits were fitted on an H200: those of rows, with Hopper's, to 2,000 times of 114 products
 # and convolutions, most of them random; those of gathered elements to 1,400 times of 37 others. Rows of f32:
-# 280 times of 34 products, of which choices took 1.33 of the best time before, and 1.06 with these.
+# 700 times of 42 random products, of which choices took 1.19 of the best time before, and 1.07 by a fit to
+# the other three quarters.
 _ROWS = Fit(
-    0.7e-6, 95e9, 0.0, {"native": 0.85, "tf32": 0.75, "tf32x3": 0.75, "ieee": 0.6, "summed": 0.05},
-    half=1.1, single=1.0, finishing=1.2e-9, reading=4e-9, tile=2.4e-6,
+    0.644e-6, 92e9, 0.02e-6, {"native": 0.85, "tf32": 0.75, "tf32x3": 0.8, "ieee": 0.6, "summed": 0.05},
+    half=1.1, single=0.8, arriving=1.47e-6, finishing=0.774e-9, reading=5.5e-9, tile=2.73e-6,
+    splitting=(27.4e-12, 0.604e-9), last=0.18,
 )  # fmt: skip
 _HALF_ROWS = replace(
     _ROWS, step=1.62e-6, l2_bytes=95e9, between=0.127e-6, half=0.86, arriving=3.92e-6,
-    finishing=1.18e-9, reading=1.89e-9, tile=2.39e-6, broken=2.22,
+    finishing=1.18e-9, reading=1.89e-9, tile=2.39e-6, broken=2.22, last=0.5,
 )  # fmt: skip
 _GATHERED = Fit(
     0.8e-6, 80e9, 0.0, {"native": 0.8, "tf32": 0.8, "tf32x3": 0.75, "ieee": 0.5, "summed": 0.05},
@@ -111,9 +117,12 @@ def seconds(knobs: Knobs, kernel: Kernel, target: Target) -> float:
     if fit is of_rows and is_narrow(kernel):
         under_way = 1 if knobs.ahead else 0
     waiting = fit.step / under_way if under_way else fit.step + (products + loading) * together
-    step = max(products * together, loading * together, waiting)
+    split = (knobs.rows + knobs.features * knobs.weights) * knobs.depth * (times > 1)
+    waiting += fit.splitting[1] * split / knobs.warps
+    step = max((products + fit.splitting[0] * split) * together, loading * together, waiting)
     places = processors * together
-    waves = (max(1.0, programs / places) + ceil_div(programs, places)) / 2  # the last is not always whole
+    waves = max(1.0, programs / places)
+    waves += fit.last * (ceil_div(programs, places) - waves)
     kept = 2 * programs * knobs.rows * knobs.features * 4 if knobs.split > 1 else 0
     memory = kernel.minimum_bytes / model.rates(target).memory + kept / (of_rows.l2_bytes * processors)
     arriving = fit.arriving if knobs.split > 1 else 0.0
