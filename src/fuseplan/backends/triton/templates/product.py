@@ -173,14 +173,16 @@ def fits(knobs: Knobs, kernel: Kernel, target: Target) -> bool:
 
 
 def _splits(base: Knobs, kernel: Kernel, target: Target) -> tuple[int, ...]:
-    """In how many parts a sum may be made: more than one where tiles leave processors without work."""
+    """In how many parts a sum may be made: more than one where tiles leave processors without work.
+
+    Few rows wait for the weight: a processor asks for more of it in several programs.
+    """
     tiles = Tiles(kernel, base)
-    is_full = (
-        tiles.whole.is_transposed or 2 * tiles.count > target.processors or tiles.count * 4 > COUNTER_BYTES
-    )
-    if base.rows > 64 or is_full or tiles.merged > 1:
+    if base.rows > 64 or tiles.whole.is_transposed or tiles.merged > 1 or tiles.count * 4 > COUNTER_BYTES:
         return (1,)
-    return tuple(split for split in (1, 2, 4, 8) if split == 1 or tiles.whole_steps >= 4 * split)
+    most = target.processors * (4 if 2 * tiles.count <= target.processors or base.rows < 64 else 0)
+    parts = (split for split in (2, 4, 8) if tiles.whole_steps >= 4 * split and tiles.count * split <= most)
+    return 1, *parts
 
 
 # ---- rows of a matrix
