@@ -223,7 +223,7 @@ class Cost:
         turns = ceil_div(self.count, knobs.elements * knobs.programs)
         groups, processors = ceil_div(self.cells, knobs.cells), self.target.processors
         programs, passes = groups * knobs.programs, self.passes(knobs)
-        each = knobs.cells * knobs.elements / (knobs.warps * self.target.warp)
+        each = self._each(knobs)
         is_cut = knobs.ahead > 0 and turns > 1
         needed = self.in_pieces(knobs) if is_cut else self.registers(each, is_whole=turns == 1)
         places = (knobs.resident or self._places(knobs.warps, needed)) * processors
@@ -250,6 +250,18 @@ class Cost:
         power = STEEP[knobs.resident > 0]
         times = (memory, waits, issued / processors, DISPATCH * programs)
         return LAUNCH + float(sum(each**power for each in times) ** (1 / power))
+
+    def _each(self, knobs: ReductionKnobs) -> float:
+        """A thread's elements of a tile; of whole rows without those that no row has, for which is no code.
+
+        Cross-entropy of rows of 2,150 elements in tiles of 4,096 takes 86 us on an H200; it was told 205.
+        """
+        threads = knobs.warps * self.target.warp
+        each = knobs.cells * knobs.elements / threads
+        if not knobs.holds(self.count):
+            return each
+        step = max(1, threads // knobs.cells) * self.neighbours
+        return each * min(1.0, ceil_div(self.count, step) * step / knobs.elements)
 
     def _of_columns(self, knobs: ReductionKnobs) -> float:
         """The time of programs that go down columns: they wait for each block of loads."""
