@@ -1,8 +1,8 @@
 """Choices beside what they passed over: estimate and time of every candidate of a plan on this machine.
 
 `python -m benchmarks.choices gpu_rows:20:7 --target cuda --results benchmarks/results` measures random plans
-of a suite, which nothing was tuned on. What it appends to `choices.jsonl` is what a cost model is fitted to,
-and what the page of measured facts tells choices by.
+of a suite, which nothing was tuned on. The line that it appends to `choices.jsonl` has what a cost model is
+fitted to, and docs/measured.md tells choices by it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from benchmarks.recorded import stamp
-from benchmarks.suite import chosen, load
+from benchmarks.suite import load
 from fuseplan.backends import backend_of
 from fuseplan.bench.results import append_json
 from fuseplan.cli.options import PLAN
@@ -109,11 +109,13 @@ def _registers(records: Records, code: bytes) -> int:
 @click.option("--commit", default="", help="The measured commit; the checkout's unless given.")
 def main(suites: tuple[str, ...], target: str, most: int | None, results: Path | None, commit: str) -> None:
     """Measure every candidate of the plans of SUITE, and tell how far each choice is from the best one."""
-    every = [undecided(case.plan, target) for name in suites for case in chosen(load(name), "").cases]
-    pairs = [(each, kind) for each in every for kind in shortlist(each.choice.candidates, most)]
+    every = [
+        (suite.name, undecided(case.plan, target)) for suite in map(load, suites) for case in suite.cases
+    ]
+    pairs = [(each, kind) for _, each in every for kind in shortlist(each.choice.candidates, most)]
     made = compile_all(
         [(each.kernel, kind) for each, kind in pairs],
-        every[0].target,
+        every[0][1].target,
         workers=available_threads(),
         seconds=COMPILE_SECONDS,
     )  # all at once; what measures them finds them on disk
@@ -121,14 +123,15 @@ def main(suites: tuple[str, ...], target: str, most: int | None, results: Path |
         (str(each.plan), kind.text): 0 if isinstance(code, BuildError) else _registers(each, code[1])
         for (each, kind), code in zip(pairs, made, strict=True)
     }
-    device = None if target.startswith("cpu") else 0
-    for records in every:
+    told: dict[str, list[dict[str, Any]]] = {}
+    for name, records in every:
         registers = {text: number for (plan, text), number in used.items() if plan == str(records.plan)}
         found = passed(records, most, registers)
         click.echo(f"{found.ratio:5.2f}  {len(found.candidates):3} candidates  {found.plan}")
-        if results is not None:
-            told = {**found.to_json(), **stamp(NAME, device=device, named=commit)}
-            append_json([told], NAME, results)
+        told.setdefault(name, []).append(found.to_json())
+    if results is not None:
+        stamped = stamp(NAME, device=None if target.startswith("cpu") else 0, named=commit)
+        append_json([{"suites": told, **stamped}], NAME, results)
 
 
 if __name__ == "__main__":

@@ -94,6 +94,18 @@ def test_a_page_of_every_kind_of_result(tmp_path: Path) -> None:
                 {"case": "c", "plan": "p", "inputs": "normal", "layer": 1, "peer": "ncnn", "error": 1e-6},
             ]
         },
+        "choices": {
+            "suites": {
+                "rows:2:1": [
+                    {
+                        "plan": "p",
+                        "choice": "a",
+                        "candidates": {"a": [1e-6, 3e-6, 32], "b": [2e-6, 2e-6, 40]},
+                    },
+                    {"plan": "q", "choice": "a", "candidates": {"b": [2e-6, 2e-6, 40]}},
+                ]
+            }
+        },
         "compile-quick": {"rows": [{"case": "c", "cold": 0.5, "cached": None}], "cold": 0.5, "cached": 0.25},
     }
     for name, record in records.items():
@@ -107,4 +119,6 @@ def test_a_page_of_every_kind_of_result(tmp_path: Path) -> None:
     assert "| together | 1.0 MB |" in told
     assert "| c | normal | 1.0e-06 |" in told
     assert "| c | 500.0 |  |" in told
+    assert "| rows:2:1 | 2 | 3 | 1.50 | 1.50 | 1.50 | 0 of 1 | 1 |" in told
+    assert "| `p` | 1.50 | 3.0 |" in told
     assert "| median | 500.0 | 250.0 |" in told

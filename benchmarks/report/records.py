@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import geometric_mean
+from statistics import geometric_mean, mean, median
 from typing import Any
 
 from benchmarks.accuracy import FAMILIES, Deviation, of_families
@@ -314,7 +314,45 @@ MODELS = (
     "Milliseconds: the least time of a call, and the least CPU time of all threads; the plans of a model "
     "alone, added up."
 )
+
+
 # By the benchmark's name.
+def _choices(record: Record) -> Lines:
+    """Of each suite, the choices' times over the best candidates'; then those furthest from them."""
+    rows, far = [], []
+    for suite, plans in record["suites"].items():
+        ratios = [ratio for plan in plans if (ratio := _over_best(plan)) is not None]
+        near = sum(ratio <= NEAR for ratio in ratios)
+        rows.append([
+            suite, str(len(plans)), str(sum(len(plan["candidates"]) for plan in plans)),
+            *(f"{each:.2f}" for each in (mean(ratios), median(ratios), max(ratios))),
+            f"{near} of {len(ratios)}", str(len(plans) - len(ratios)),
+        ])  # fmt: skip
+        far += [(ratio, plan) for plan in plans if (ratio := _over_best(plan)) is not None and ratio > NEAR]
+    head = ["suite", "plans", "candidates", "mean", "median", "worst", f"at most {NEAR}", "not timed"]
+    yield from table(head, rows)
+    if not far:
+        return
+    yield ""
+    told = [
+        [f"`{plan['plan']}`", f"{ratio:.2f}", f"{plan['candidates'][plan['choice']][1] * 1e6:.1f}"]
+        for ratio, plan in sorted(far, key=lambda each: -each[0])
+    ]
+    yield from table([f"choices beyond {NEAR}", "over the best", "us"], told)
+
+
+def _over_best(plan: Mapping[str, Any]) -> float | None:
+    """The choice's time over that of the fastest candidate; None where the choice was not timed."""
+    times = {text: float(seconds) for text, (_, seconds, _) in plan["candidates"].items()}
+    return times[plan["choice"]] / min(times.values()) if plan["choice"] in times else None
+
+
+NEAR = 1.1  # of the best candidate's time: what repeated measurements differ by in places
+CHOICES = (
+    "`python -m benchmarks.choices SUITES`: random plans, which nothing was tuned on; the time of the cost "
+    "model's choice over that of the fastest candidate. Choices whose code spills registers are not timed."
+)
+
 SECTIONS: Mapping[str, Section] = {
     COMPILE: Section("Compile times of {}", "`fuseplan bench {} --compile-times`; milliseconds.", _compile),
     "footprint": Section("Footprint", "`fuseplan bench footprint`.", _footprint),
@@ -324,6 +362,7 @@ SECTIONS: Mapping[str, Section] = {
     ),
     "models": Section("Whole models", MODELS, _models),
     "gpu_peaks": Section("Peaks of the GPU", "`fuseplan bench peaks --target cuda`.", _gpu_peaks),
+    "choices": Section("Choices beside what they passed over", CHOICES, _choices),
     "gpu_overhead": Section("What the host pays", "`fuseplan bench overhead --target cuda`.", _host),
     "device": Section("Tests on the GPU", "`pytest tests/device`.", _device),
     "sanitize": Section("compute-sanitizer", "`python tests/device/sanitize.py`.", _sanitize),
