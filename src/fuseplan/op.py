@@ -45,11 +45,12 @@ from fuseplan.language.declarations import (
 )
 from fuseplan.language.dtypes import dtype_of
 from fuseplan.language.extents import numbers
-from fuseplan.language.fields import checked, explained, refused
+from fuseplan.language.fields import checked, declared_fields, explained, refused
 from fuseplan.language.indices import check_indices, evaluated
 from fuseplan.language.tensor import MAX_BYTES, Dense, TensorSpec
 from fuseplan.messages.excerpt import shown
 from fuseplan.scalar import Scalar, indices_of, leaf
+from fuseplan.system.locks import cached_property
 
 # What a module of operators needs.
 __all__ = ["Array", "Elementwise", "Given", "Op", "inner", "operand", "operator", "parameter", "result"]
@@ -109,7 +110,7 @@ class Op(ABC):
             )
 
     def __post_init__(self) -> None:
-        for declared in dataclasses.fields(cast(Any, self)):
+        for declared in declared_fields(type(self)):
             value, when = getattr(self, declared.name), declared.metadata.get("parameter")
             self._set(declared.name, checked(self.name, declared, value, applies=not when or when(self)))
         for name in self.inner_names():
@@ -125,7 +126,7 @@ class Op(ABC):
         listed = [key for key, made in taken if made.when(value)]
         if isinstance(value, Elementwise) and not value.has_parts:
             listed += indices_of(value.formula())
-            own = {each.name: each for each in dataclasses.fields(cast(Any, self))}[name]
+            own = {each.name: each for each in declared_fields(type(self))}[name]
             if (own.metadata["operands"] or not listed) and not (value.results_made or value.again):
                 self._check_apart(name, value)
                 return
@@ -138,7 +139,7 @@ class Op(ABC):
 
     def _check_apart(self, name: str, activation: Op) -> None:
         own = {*self.operand_fields, *self.result_fields, "x"}
-        own |= {each.name for each in dataclasses.fields(cast(Any, self))}
+        own |= {each.name for each in declared_fields(type(self))}
         for each in activation.parameters():
             if each.name in own:
                 problem = f"has a parameter {each.name!r}, a name that {self.name} has already"
@@ -167,7 +168,7 @@ class Op(ABC):
     @property
     def again(self) -> dict[str, str]:
         """The operands that are earlier values of the plan: the name of the saved value, by the operand's."""
-        fields = (each.name for each in dataclasses.fields(cast(Any, self)) if "again" in each.metadata)
+        fields = (each.name for each in declared_fields(type(self)) if "again" in each.metadata)
         return {name: saved for name in fields if (saved := getattr(self, name)) is not None}
 
     def _operand(self, name: str, declared: OperandField, src: TensorSpec) -> Operand:
@@ -220,22 +221,21 @@ class Op(ABC):
 
     def parameters(self) -> tuple[Parameter, ...]:
         """The numbers it takes at run time, with the plan's values: its own, then its activation's."""
-        declared = dataclasses.fields(cast(Any, self))
+        declared = declared_fields(type(self))
         own = [each.name for each in declared if each.metadata.get("parameter", lambda _: False)(self)]
-        activations = [getattr(self, name) for name in self.inner_names()]
         return (
             *(Parameter(name, getattr(self, name)) for name in own),
-            *(each for activation in activations for each in activation.parameters()),
+            *(each for name in self.inner_names() for each in getattr(self, name).parameters()),
         )
 
     @classmethod
     def inner_names(cls) -> tuple[str, ...]:
         """The attributes that are activations."""
-        return tuple(each.name for each in dataclasses.fields(cast(Any, cls)) if "inner" in each.metadata)
+        return tuple(each.name for each in declared_fields(cls) if "inner" in each.metadata)
 
     def attributes(self) -> dict[str, object]:
         """What is fixed in the plan, in the order of declaration."""
-        declared = dataclasses.fields(cast(Any, self))
+        declared = declared_fields(type(self))
         fixed = [each.name for each in declared if not {"parameter", "again"} & each.metadata.keys()]
         return {name: getattr(self, name) for name in fixed}
 
@@ -245,7 +245,7 @@ class Op(ABC):
         They come as declared: attributes, parameters, names of earlier values. The first may stand without
         its name, but for those of earlier values.
         """
-        for each in dataclasses.fields(cast(Any, self)):
+        for each in declared_fields(type(self)):
             value = getattr(self, each.name)
             yield each.name, value, value == each.default
 
@@ -320,8 +320,11 @@ class Elementwise(Op):
 
     def formula(self, keys: Mapping[str, str] | None = None) -> Scalar:
         """The formula over `x`, its operands and its parameters; `keys` gives some of them other names."""
-        made: Scalar = type(self).apply(self, leaf("x"), **self.leaves(keys))
-        return made
+        return self._plain if keys is None else type(self).apply(self, leaf("x"), **self.leaves(keys))
+
+    @cached_property
+    def _plain(self) -> Scalar:
+        return self.formula({})
 
     def formulas(self, src: TensorSpec, keys: Mapping[str, str] | None = None) -> tuple[Scalar, ...]:
         """The formula of each part of dst that has its own: one, unless an axis of src is read in parts."""
@@ -341,8 +344,7 @@ class Elementwise(Op):
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
         """One operator with its defaults, on a tensor of each rank; odd sizes, both orders of the axes."""
-        for text in SAMPLE_TENSORS:
-            yield text, cls()
+        yield from ((text, cls()) for text in SAMPLE_TENSORS)
 
 
 OpClass = TypeVar("OpClass", bound=type[Op])
@@ -372,8 +374,7 @@ def operator(cls: OpClass) -> OpClass:
             setattr(cls, name, field(default=None, kw_only=True, metadata={"again": True}))
     made = cast(OpClass, dataclass(frozen=True)(cls))
     made.__init__ = explained(made.__init__)  # type: ignore[method-assign]
-    declared = [each for each in dataclasses.fields(cast(Any, made)) if "again" not in each.metadata]
-    kinds = ["parameter" in each.metadata for each in declared]
+    kinds = ["parameter" in each.metadata for each in declared_fields(made) if "again" not in each.metadata]
     if kinds != sorted(kinds):
         raise TypeError(f"{cls.__name__}: attributes come before parameters")
     if issubclass(made, Elementwise):
@@ -384,7 +385,7 @@ def operator(cls: OpClass) -> OpClass:
 
 def _check_apply(cls: type[Elementwise]) -> None:
     declared = set(cls.operand_fields)
-    declared |= {each.name for each in dataclasses.fields(cast(Any, cls)) if "parameter" in each.metadata}
+    declared |= {each.name for each in declared_fields(cls) if "parameter" in each.metadata}
     taken = inspect.signature(cls.apply).parameters.values()
     named = {each.name for each in list(taken)[2:] if each.kind is not inspect.Parameter.VAR_KEYWORD}
     is_open = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in taken)
@@ -394,7 +395,6 @@ def _check_apply(cls: type[Elementwise]) -> None:
 
 def _check_samples(cls: type[Elementwise]) -> None:
     """Messages and tests show an operator by its samples: the inherited ones are made without arguments."""
-    declared = dataclasses.fields(cast(Any, cls))
-    required = [each.name for each in declared if each.default is dataclasses.MISSING]
+    required = [each.name for each in declared_fields(cls) if each.default is dataclasses.MISSING]
     if required and cls.samples.__func__ is Elementwise.samples.__func__:  # type: ignore[attr-defined]
         raise TypeError(f"{cls.__name__}: {required[0]} has no default, so the class needs its own `samples`")

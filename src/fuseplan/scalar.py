@@ -64,9 +64,12 @@ class Scalar:
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        below = [arg for arg in self.args if isinstance(arg, Scalar)]
-        object.__setattr__(self, "depth", 1 + max((arg.depth for arg in below), default=0))
-        object.__setattr__(self, "size", 1 + sum(arg.size for arg in below))
+        depth, size = 0, 1
+        for arg in self.args:
+            if isinstance(arg, Scalar):
+                depth, size = max(depth, arg.depth), size + arg.size
+        object.__setattr__(self, "depth", depth + 1)
+        object.__setattr__(self, "size", size)
         # Kept, because a tree without it would be walked again and again.
         object.__setattr__(self, "_hash", hash((self.fn, self.args)))
 

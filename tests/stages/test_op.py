@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from fuseplan.errors import PlanError
-from fuseplan.kernels.match import RULES
+from fuseplan.kernels.lower import lower
+from fuseplan.kernels.match import RULES, match
 from fuseplan.language.declarations import Operand, Parameter, operand, parameter
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.op import Elementwise, operator
@@ -17,7 +18,7 @@ from fuseplan.ops.activation import Clamp, Elu, LeakyRelu, Relu
 from fuseplan.ops.affine import Add, BatchNorm, Bias, Prelu
 from fuseplan.ops.embedding import Embedding
 from fuseplan.plans.plan import FusionPlan
-from fuseplan.scalar import Scalar, text
+from fuseplan.scalar import Scalar, leaf, text
 
 IMAGE = TensorSpec((2, 3, 4, 5), "f16", "nhwc")
 
@@ -56,6 +57,25 @@ def test_a_formula_takes_what_its_class_declares() -> None:
 
             def apply(self, x: Scalar, bias: Scalar) -> Scalar:
                 return x + bias
+
+
+def test_a_formula_is_made_once_for_an_operator_and_once_for_its_place_in_a_plan() -> None:
+    made: list[str] = []
+
+    @operator
+    class Counted(Elementwise):
+        """x + 1"""
+
+        def apply(self, x: Scalar) -> Scalar:
+            made.append("x")
+            return x + 1
+
+    op = Counted()
+    plan = FusionPlan("f32[2x3x5x7]", op, op)
+    lower(match(plan))
+    assert len(made) == 3
+    assert [step.formulas for step in plan] == [(leaf("x") + 1,)] * 2
+    assert len(made) == 3
 
 
 def test_an_operator_that_cannot_be_made_without_arguments_gives_samples() -> None:

@@ -49,7 +49,7 @@ def check_indices(root: Scalar, src: TensorSpec) -> None:
         PlanError: it has not.
     """
     steps = {name: steps_of(name, src) for name in indices_of(root)}
-    for name in _numbers(root) if src.compute_dtype == "f32" else ():
+    for name in _numbers(root) if steps and src.compute_dtype == "f32" else ():
         pairs = [(extent, step) for extent, step in zip(src.shape, steps[name], strict=True) if step]
         extents = [extent for extent, _ in pairs]
         if OPEN in extents or sum((extent - 1) * step for extent, step in pairs) >= EXACT_IN_F32:

@@ -320,7 +320,7 @@ def claim(
     holds: bool, reason: Reason, *, got: object = None, want: object = None, operator: int | None = None
 ) -> Claim:
     """A claim; `got` and `want` are anything that prints, `operator` is an index into the plan."""
-    told = [None if value is None else str(value) for value in (got, want)]
+    told = [None if holds or value is None else str(value) for value in (got, want)]
     return Claim(bool(holds), reason, told[0], told[1], operator)
 
 

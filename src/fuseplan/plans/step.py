@@ -71,7 +71,7 @@ class Step:
         out, made = self.op.evaluate(x, given, numbers, slip, self.src.names, by)
         return out, {keys[name]: tensor for name, tensor in made.items()}
 
-    @property
+    @cached_property
     def formulas(self) -> tuple[Scalar, ...]:
         """The formula of one element over `x` and the plan's keys; of each part where dst is made in parts.
 

@@ -108,12 +108,20 @@ class Cut:
         self.numbers = 0 if self.is_planes else power_of_two(self.each)
         self.tiles = ceil_div(self.count, self.width)
         self.row = as_index(1) if self.is_planes else of_launch(kernel, self.count)
-        self.launched = ceil_div(of_launch(kernel, self.count), self.width)
         self.is_kept, together = not knobs.unrolled, self.block * max(1, knobs.unrolled)
         self.blocks, self.is_even = ceil_div(self.extent, together), self.extent % together == 0
         self.steps = ceil_div(self.blocks, knobs.programs)
-        reach = max(kernel.src.span, dst.span) + 2 * knobs.rows * knobs.columns
-        self.is_wide = kernel.open_axis is not None or reach >= WIDE
+
+    @property
+    def launched(self) -> Index:
+        """Tiles side by side of a launch."""
+        return ceil_div(of_launch(self.kernel, self.count), self.width)
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether offsets have 64 bits."""
+        reach = max(self.kernel.src.span, self.kernel.dst.span) + 2 * self.knobs.rows * self.knobs.columns
+        return self.kernel.open_axis is not None or reach >= WIDE
 
     def _each(self) -> int:
         """Channels or places of a tile: so many that tiles begin at whole vectors, where that can be."""
