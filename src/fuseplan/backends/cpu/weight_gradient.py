@@ -65,8 +65,8 @@ class Layer:
         """Lines that are summed at once, parts of the lines, and units of channels in a task."""
         read = self.kernel.src.nbytes + self.kernel.weight.nbytes
         most = min(self.target.l2_bytes * self.lines // (2 * read), _POSITIONS // self.column.out)
-        chunks = -(-self.lines // max(1, most))
         wanted = _TASKS * self.target.threads if self.target.threads > 1 else 1
+        chunks = max(-(-self.lines // max(1, most)), min(self.lines, -(-wanted // units)))
         parts = min(chunks, wanted, max(1, read // (4 * self.weights * model.itemsize(self.kernel))))
         return -(-self.lines // chunks), parts, -(-units // min(units, -(-wanted // parts)))
 
