@@ -157,7 +157,8 @@ def _transposing(kernel: Kernel, target: Target) -> float:
     near = kernel.src.size * model.itemsize(kernel) <= target.l2_bytes * target.threads
     _, channel, *_, last = kernel.src.element_strides
     is_strided = channel > 1 < last and kernel.src.shape[-1] > 1 < kernel.src.channels
-    each = 200 if is_strided else 20 if near else 40
+    unused = -kernel.src.channels % lanes(kernel, target) / kernel.src.channels  # of the squares' lines
+    each = 200 if is_strided else (20 if near else 40) * (1 + unused)
     copied = 0 if staging.channels_last(kernel) else each * kernel.src.size
     return 1 + (results + copied) / kernel.contraction.flops
 
