@@ -9,7 +9,7 @@ from closeness import assert_close, assert_same_exceptions
 from forced import forced, narrowed, refusal_of
 from fuseplan.backends.cpu.grouping import grouping
 from fuseplan.backends.cpu.templates.depthwise import Depthwise, Grouped
-from fuseplan.backends.cpu.templates.depthwise_planes import GroupedPlanes
+from fuseplan.backends.cpu.templates.depthwise_planes import DepthwisePlanes, GroupedPlanes
 from fuseplan.execution.select import select
 from fuseplan.kernels.lower import lower
 from fuseplan.kernels.match import match
@@ -65,7 +65,11 @@ def test_few_channels_first_are_not_transposed() -> None:
         kernel = lower(match(FusionPlan.parse(f"f32[1x3x224x224] -> {text} -> bias -> relu")))
         chosen = select(kernel, target).template
         assert isinstance(chosen, GroupedPlanes)
-        assert chosen.vectors * chosen.features <= 8, "16 registers hold what is multiplied too"
+        assert chosen.rows * chosen.vectors * chosen.features <= 8, "16 registers hold the factors too"
+    many = lower(match(FusionPlan.parse("f32[1x64x56x56] -> conv2d(64, kernel=5, padding=2, groups=64)")))
+    for each in DepthwisePlanes.candidates(many, target, "default"):
+        assert isinstance(each, DepthwisePlanes)
+        assert each.rows * each.vectors <= 8
     for text in ("f32[64x3] -> linear(8)", "f32[3x2x9x9] -> conv2d_weight_gradient(2, kernel=3)"):
         refused = refusal_of(text, GroupedPlanes, target)
         assert refused

@@ -22,6 +22,7 @@ _UNROLLED_TAPS = 64  # of the last two axes; a larger kernel loops over its rows
 _UNROLLED_COLUMNS = 64  # taps along the last axis; a longer row of taps is a loop
 _UNROLLED_EDGES = 80  # outputs along the last axis that read padding; a copy has more of it written out
 _MOST_SUMS, _MOST_PLANE_SUMS = 24, 16  # in a tile
+_FEW_TAPS = 9  # whose weights leave the registers to the sums
 _MOST_PRODUCTS = 800  # that a tile writes out
 _WHOLE = 520  # products of the plane that is written out as straight code
 _TASK_CYCLES = 20_000
@@ -195,12 +196,14 @@ class PlanePlan:
         return -(-self.row.out // self.rows_a_vector) * taps * features <= _WHOLE
 
     def _fits(self, tile: tuple[int, int, int]) -> bool:
-        """Whether the registers hold the sums; of several features, with weights and vectors beside them.
+        """Whether the registers hold the sums; of several features or of many taps, with weights beside them.
 
-        With 16 registers, 5x5 kernels of 3 channels take 1.1 ms of a Zen 3 by 8 sums, 1.8 by 12, 2.4 by 16.
+        With 16 registers, 5x5 kernels of 3 channels take 1.1 ms of a Zen 3 by 8 sums, 1.8 by 12, 2.4 by 16;
+        depthwise 7x7 kernels 82 us by 8, 144 by 16; depthwise 3x3 kernels 66 by 8, 60 by 16.
         """
-        shared = self.target.vector_registers // 2 if tile[2] > 1 else _MOST_PLANE_SUMS
-        return prod(tile) <= min(shared, _MOST_PLANE_SUMS)
+        is_crowded = tile[2] > 1 or self.row.kernel * self.column.kernel > _FEW_TAPS
+        most = self.target.vector_registers // 2 if is_crowded else _MOST_PLANE_SUMS
+        return prod(tile) <= min(most, _MOST_PLANE_SUMS)
 
     def tiles(self) -> list[tuple[int, int, int]]:
         """Rows, vectors and features of tiles, the best first; 0 rows are whole planes."""
