@@ -8,7 +8,7 @@ all channels, and few roundings are as large as the whole. The second phase adds
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -22,7 +22,7 @@ from fuseplan.backends.cpu.ir import Index, Value
 from fuseplan.backends.cpu.ir_text import I1
 from fuseplan.backends.cpu.loops import cut, offset_of, pieces, places
 from fuseplan.backends.cpu.sums import Sums
-from fuseplan.backends.cpu.taps import NO_AXIS, axes, inside
+from fuseplan.backends.cpu.taps import axes, inside
 from fuseplan.kernels.contracted import layer
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel, KernelOperand
@@ -30,9 +30,9 @@ from fuseplan.kernels.packing import Packing
 from fuseplan.kernels.target import Target
 from fuseplan.kernels.template import Traffic, lanes, moved_once
 from fuseplan.messages.reasons import Claim, Reason
+from fuseplan.scalar import functions
 
-_UNROLLED_TAPS = 64  # along the last axis
-_UNROLLED_EDGES = 80  # outputs along the last axis that read padding: their tiles have code of their own
+_LONGEST = 20_000  # instructions, about
 _POSITIONS = 2048  # whose products are added one after another
 _IN_FLIGHT = 8  # sums that keep the multiply-adds busy: two begin in a cycle, and each takes four
 _LINE_CYCLES = 16  # of a line's tests and addresses
@@ -94,13 +94,22 @@ def copies(held: int, tile: int) -> int:
     return max(1, min(tile, -(-_IN_FLIGHT // held)))
 
 
-def gradient_claims(kernel: Kernel) -> Iterator[Claim]:
-    """The kernel is the gradient of a grouped convolution's weight, with few taps along the last axis."""
+def gradient_claim(kernel: Kernel) -> Claim:
+    """The kernel is the gradient of a grouped convolution's weight, with windows along an axis."""
     conv, got = layer(kernel.contraction), kernel.contraction.text
-    yield model.about(kernel, conv is not None, Reason.NO_GRADIENT_OF_GROUPS, got)
-    last = axes(conv)[-1] if conv else NO_AXIS
-    few = last.kernel <= _UNROLLED_TAPS and last.edges <= _UNROLLED_EDGES
-    yield model.about(kernel, few, Reason.MANY_TAPS, got, "fewer along the last axis")
+    return model.about(kernel, conv is not None and bool(conv.kernel), Reason.NO_GRADIENT_OF_GROUPS, got)
+
+
+def length_claim(found: Layer, slots: int, tiles: float, reads: float, shuffles: float = 0) -> Claim:
+    """The code of all sums is not too long: of so many tiles, each with reads, their prologue, and shuffles.
+
+    Without a bound, 63 taps behind a gelu took 36 s to compile.
+    """
+    rows, size = found.held(slots)
+    early = 1 + 2 * sum(functions(stage.expression) for stage in found.kernel.prologue)
+    length = -(-slots // size) * rows * tiles * (rows * size + reads * early + shuffles)
+    got = f"kernel={found.conv.kernel}, padding={found.conv.padding}"
+    return model.about(found.kernel, length <= _LONGEST, Reason.MANY_TAPS, got, "fewer along the last axis")
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ from fuseplan.backends.cpu.weight_gradient import (
     Spot,
     WeightGradient,
     Writer,
-    gradient_claims,
+    gradient_claim,
+    length_claim,
 )
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel
@@ -46,8 +47,9 @@ class GroupedGradient(WeightGradient):
 
     @classmethod
     def takes(cls, kernel: Kernel, target: Target) -> Iterator[Claim]:
-        yield from gradient_claims(kernel)
-        conv, most = Layer(kernel, target).conv, lanes(kernel, target)
+        yield gradient_claim(kernel)
+        found, most = Layer(kernel, target), lanes(kernel, target)
+        conv, column = found.conv, found.column
         own, many = conv.channels_per_group, conv.features_per_group
         fits = many <= (_MULTIPLIER if own == 1 else most) and own <= _WIDEST
         got, want = f"{own} channels, {many} features", f"at most {_WIDEST} channels, {most} features"
@@ -55,6 +57,12 @@ class GroupedGradient(WeightGradient):
         group, _, channel, *_ = kernel.src.element_strides
         is_last = group == own and (own == 1 or channel == 1)
         yield claim(is_last, Reason.CHANNELS_FIRST, got=str(kernel.src))
+        # Of tiles of four positions, for each of these.
+        pack, lines = grouping(conv, most), column.kernel / 4 + column.stride
+        reads = lines * -(-pack.channels // most)
+        shuffles = reads * pack.products * (pack.products > 1)
+        tiles, slots = column.edges + 2 * _COLUMNS, column.kernel * pack.products
+        yield length_claim(found, slots, tiles, reads, shuffles)
 
     @classmethod
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:

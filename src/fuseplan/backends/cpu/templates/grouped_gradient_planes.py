@@ -21,7 +21,8 @@ from fuseplan.backends.cpu.weight_gradient import (
     Spot,
     WeightGradient,
     Writer,
-    gradient_claims,
+    gradient_claim,
+    length_claim,
 )
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel
@@ -48,9 +49,12 @@ class GroupedGradientPlanes(WeightGradient):
 
     @classmethod
     def takes(cls, kernel: Kernel, target: Target) -> Iterator[Claim]:
-        yield from gradient_claims(kernel)
+        yield gradient_claim(kernel)
         is_dense = kernel.src.element_strides[-1] == 1 or kernel.src.shape[-1] == 1
         yield claim(is_dense, Reason.SCATTERED_POSITIONS, got=str(kernel.src))
+        found = Layer(kernel, target)
+        taps, tiles = found.column.kernel, found.column.edges / found.lanes + _VECTORS
+        yield length_claim(found, taps, tiles, taps * min(found.column.stride, 4))
 
     @classmethod
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
