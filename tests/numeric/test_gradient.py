@@ -111,9 +111,8 @@ def test_what_gradients_of_groups_refuse() -> None:
         assert code(kind, plan.format(layout=layout, features=6, groups=3)) is None
         assert code(kind, plan.format(layout=layout, features=6, groups=1)) == "no-gradient-of-groups"
         assert code(kind, "f32[2x6x9x9] -> conv2d(6, kernel=3, groups=6)") == "no-gradient-of-groups"
-        wide = (
-            f"f32[2x6x99{layout.replace('h', '')}] -> gelu -> conv1d_weight_gradient(6, kernel=70, groups=6)"
-        )
+        axis = layout.replace("h", "")
+        wide = f"f32[2x6x400{axis}] -> gelu -> conv1d_weight_gradient(6, kernel=150, padding=149, groups=6)"
         assert code(kind, wide) == "many-taps"
         lies = code(kind, plan.format(layout=other, features=6, groups=6))
         assert lies == ("channels-first" if kind is GroupedGradient else "scattered-positions")
