@@ -89,10 +89,22 @@ def ends(
             yield pytest.param(each, text, id=f"{each.text}-{text}")
 
 
+def shared() -> Iterator[Any]:
+    """A candidate of each plan that goes through shares of the keys, which are joined."""
+    for text in (*PLANS, *FEW, DOUBLE):
+        first = candidates(Attention, text, CPU)[0]
+        assert isinstance(first, Attention)
+        yield pytest.param(replace(first, shares=3), text, id=f"shares-{text}")
+
+
 @pytest.mark.part(2)
 @pytest.mark.parametrize(
     ("template", "text"),
-    [*ends(Attention, (*PLANS, *FEW, DOUBLE), CPU), *ends(AttentionGradient, GRADIENTS, CPU, (0,))],
+    [
+        *ends(Attention, (*PLANS, *FEW, DOUBLE), CPU),
+        *ends(AttentionGradient, GRADIENTS, CPU, (0,)),
+        *shared(),
+    ],
 )
 def test_a_cpus_kernel_is_within_its_bound(template: Template, text: str) -> None:
     plan = FusionPlan.parse(text)
@@ -223,6 +235,21 @@ def test_three_products_take_large_means_and_infinite_keys(monkeypatch: pytest.M
     text = "f32[1x2x33x32, bhsd] -> attention(keys=40)"
     for each in of_arithmetic(GpuAttention, text, "tf32x3")[:2]:
         assert_interpreted(text, each, GPU, slack=2**12)  # type: ignore[arg-type]
+
+
+def test_few_tasks_share_their_keys() -> None:
+    def chosen(text: str, threads: int) -> str:
+        target = replace(CPU, threads=threads)
+        kernel = lower(match(FusionPlan.parse(text)))
+        return min(
+            Attention.candidates(kernel, target, "default"), key=lambda each: each.seconds(kernel, target)
+        ).text
+
+    one = "f32[1x8x1x64, bhsd] -> attention(key_heads=1, keys=4096)"
+    assert "shares=1" in chosen(one, 1)
+    assert "shares=1" not in chosen(one, 2)
+    assert "shares=1" in chosen("f32[1x8x1x64, bhsd] -> attention(key_heads=1, keys=100)", 2)
+    assert "shares=1" in chosen("f32[1x32x1x64, bhsd] -> attention(key_heads=8, keys=4096)", 2)
 
 
 def test_keys_in_parts_are_joined() -> None:

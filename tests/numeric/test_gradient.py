@@ -5,8 +5,10 @@ import pytest
 import torch
 
 from closeness import assert_close
-from forced import forced, narrowed
+from forced import forced, narrowed, refusal_of
 from fuseplan.backends.cpu.templates.direct import Direct
+from fuseplan.backends.cpu.templates.grouped_gradient import GroupedGradient
+from fuseplan.backends.cpu.templates.grouped_gradient_planes import GroupedGradientPlanes
 from fuseplan.backends.triton.templates.product import Product
 from fuseplan.compile import compile as compile_plan
 from fuseplan.kernels.lower import lower
@@ -38,6 +40,83 @@ PLANS = (
     "{d}[2x3x4x5x6] -> conv3d_weight_gradient(5, kernel=3, padding=1)",
     "{d}[2x4x5x3x7, ndhwc] -> conv3d_weight_gradient(6, kernel=(1,3,2), stride=(2,1,3), padding=1, groups=2)",
 )
+
+Kind = type[GroupedGradient] | type[GroupedGradientPlanes]
+
+# Groups, their channels and features; shape without channels, and convolution.
+OF_GROUPS = (
+    (19, 1, 1, "2x{c}x9x11", "kernel=3, padding=1"),
+    (3, 1, 1, "1x{c}x40x37", "kernel=3, stride=2, padding=1"),
+    (8, 1, 2, "2x{c}x21x26", "kernel=(3, 5), stride=(2, 3), padding=(0, 2)"),
+    (9, 2, 2, "1x{c}x17x33", "kernel=3, dilation=2, padding=2"),
+    (12, 1, 1, "3x{c}x7x7", "kernel=7, padding=3"),
+    (5, 3, 1, "2x{c}x6x20", "kernel=(2, 13), padding=((1, 0), (0, 9))"),
+    (11, 1, 1, "2x{c}x64", "kernel=31, padding=15"),
+    (6, 2, 2, "2x{c}x50", "kernel=4, padding=((3, 0),)"),
+    (40, 1, 1, "1x{c}x1x90", "kernel=(1, 3), padding=(0, 1)"),
+    (5, 1, 1, "1x{c}x9x3", "kernel=2, stride=2"),
+    (9, 4, 2, "2x{c}x6x7", "kernel=1, padding=2"),
+    (2, 1, 1, "40x{c}x3x5", "kernel=(3, 1), dilation=(4, 1), padding=(9, 3)"),
+    (6, 1, 1, "2x{c}x3x7x9", "kernel=(2, 3, 3), stride=(1, 2, 1), padding=((0, 1), (1, 1), (2, 0))"),
+)
+
+
+@pytest.mark.parametrize("kind", [GroupedGradient, GroupedGradientPlanes], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("dtype", ["f64", "f32", "f16", "bf16"])
+@pytest.mark.parametrize(("groups", "own", "many", "shape", "conv"), OF_GROUPS)
+@pytest.mark.part(3)
+def test_of_groups(kind: Kind, dtype: str, groups: int, own: int, many: int, shape: str, conv: str) -> None:
+    """Each by vectors of another width and another number of threads."""
+    axes = shape.count("x") - 1
+    layout = ("nwc nhwc ndhwc" if kind is GroupedGradient else "ncw nchw ncdhw").split()[axes - 1]
+    op = f"conv{axes}d_weight_gradient({groups * many}, {conv}, groups={groups})"
+    ends = " -> sigmoid", " -> clamp(min=-2, max=3)"
+    plan = FusionPlan.parse(f"{dtype}[{shape.format(c=groups * own)}, {layout}]{ends[0]} -> {op}{ends[1]}")
+    for width, threads in ((16, 1), (64, 2)) if dtype == "f32" else ((32, 3),):
+        assert_close(forced(plan, kind, narrowed(width, threads)), random_arrays(plan, 2), slack=80)
+
+
+@pytest.mark.parametrize("kind", [GroupedGradient, GroupedGradientPlanes], ids=lambda kind: kind.name)
+def test_sums_of_groups_in_parts(kind: Kind) -> None:
+    """Lines that are no multiple of those that are summed at once, in parts of unlike length."""
+    layout = ", nhwc" if kind is GroupedGradient else ""
+    plan = FusionPlan.parse(f"f32[3x21x9x10{layout}] -> conv2d_weight_gradient(21, kernel=3, groups=21)")
+    for columns, lines, parts, block in ((1, 2, 4, 2), (2, 21, 1, 3), (3, 1, 5, 1)):
+        template = kind(columns, lines, parts, block)
+        compiled = forced(plan, kind, narrowed(32, 2), template)
+        arrays = random_arrays(plan, 3)
+        assert_close(compiled, arrays)
+        np.testing.assert_array_equal(compiled(**arrays), compiled(**arrays))
+
+
+def test_a_nan_of_one_channel_is_in_its_gradient_alone() -> None:
+    for layout, kind in (("nhwc", GroupedGradient), ("nchw", GroupedGradientPlanes)):
+        plan = FusionPlan.parse(f"f32[2x11x5x6, {layout}] -> conv2d_weight_gradient(11, kernel=3, groups=11)")
+        arrays = random_arrays(plan, 3)
+        arrays["src"][0, 4, 0, 0] = np.nan
+        made = np.asarray(forced(plan, kind, narrowed(32, 1))(**arrays))
+        want = np.zeros(made.shape, bool)
+        want[4, 0, 0, 0] = True  # the first tap alone meets the first element
+        np.testing.assert_array_equal(np.isnan(made), want)
+
+
+def test_what_gradients_of_groups_refuse() -> None:
+    def code(kind: Kind, text: str) -> str | None:
+        found = refusal_of(text, kind, narrowed(32))
+        return found.code if found else None
+
+    both: tuple[Kind, ...] = (GroupedGradient, GroupedGradientPlanes)
+    plan = "f32[2x6x9x9{layout}] -> conv2d_weight_gradient({features}, kernel=3, groups={groups})"
+    for kind, layout, other in zip(both, (", nhwc", ""), ("", ", nhwc"), strict=True):
+        assert code(kind, plan.format(layout=layout, features=6, groups=3)) is None
+        assert code(kind, plan.format(layout=layout, features=6, groups=1)) == "no-gradient-of-groups"
+        assert code(kind, "f32[2x6x9x9] -> conv2d(6, kernel=3, groups=6)") == "no-gradient-of-groups"
+        axis = layout.replace("h", "")
+        wide = f"f32[2x6x400{axis}] -> gelu -> conv1d_weight_gradient(6, kernel=150, padding=149, groups=6)"
+        assert code(kind, wide) == "many-taps"
+        lies = code(kind, plan.format(layout=other, features=6, groups=6))
+        assert lies == ("channels-first" if kind is GroupedGradient else "scattered-positions")
+    assert code(GroupedGradient, plan.format(layout=", nhwc", features=27, groups=3)) == "group-width"
 
 
 @pytest.mark.parametrize("dtype", ["f64", "f32", "f16", "bf16"])

@@ -9,7 +9,7 @@ from closeness import assert_close, assert_same_exceptions
 from forced import forced, narrowed, refusal_of
 from fuseplan.backends.cpu.grouping import grouping
 from fuseplan.backends.cpu.templates.depthwise import Depthwise, Grouped
-from fuseplan.backends.cpu.templates.depthwise_planes import GroupedPlanes
+from fuseplan.backends.cpu.templates.depthwise_planes import DepthwisePlanes, GroupedPlanes
 from fuseplan.execution.select import select
 from fuseplan.kernels.lower import lower
 from fuseplan.kernels.match import match
@@ -39,6 +39,41 @@ WIDE = (
     ("1x80x7x9, nhwc", "conv2d(30, kernel=3, padding=1, groups=5)"),
     ("1x21x12x5, nhwc", "conv2d(35, kernel=3, stride=(1, 2), padding=1, groups=7)"),
 )
+
+FEW = (  # one group
+    ("2x3x19x23", "conv2d(10, kernel=3, stride=2, padding=1)"),
+    ("1x3x12x9", "conv2d(9, kernel=(5, 2), padding=((2, 1), (0, 3)), dilation=2)"),
+    ("1x2x40", "conv1d(17, kernel=5, stride=3)"),
+    ("2x2x5x6x20", "conv3d(3, kernel=3, padding=1)"),
+    ("1x3x32x32", "conv2d(20, kernel=4, stride=4)"),
+    ("1x2x6x7", "conv2d(8, kernel=1)"),
+)
+
+
+@pytest.mark.parametrize(("shape", "conv"), FEW)
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_one_group_of_few_channels(shape: str, conv: str, dtype: str) -> None:
+    plan = FusionPlan.parse(f"{dtype}[{shape}] -> sigmoid -> {conv} -> bias -> relu")
+    for width in (32, 64):
+        assert_close(forced(plan, GroupedPlanes, narrowed(width)), random_arrays(plan, 1))
+
+
+def test_few_channels_first_are_not_transposed() -> None:
+    """Copies with channels innermost would have three of a vector's eight lanes."""
+    target = narrowed(32)
+    for text in ("conv2d(32, kernel=3, stride=2, padding=1)", "conv2d(96, kernel=4, stride=4)"):
+        kernel = lower(match(FusionPlan.parse(f"f32[1x3x224x224] -> {text} -> bias -> relu")))
+        chosen = select(kernel, target).template
+        assert isinstance(chosen, GroupedPlanes)
+        assert chosen.rows * chosen.vectors * chosen.features <= 8, "16 registers hold the factors too"
+    many = lower(match(FusionPlan.parse("f32[1x64x56x56] -> conv2d(64, kernel=5, padding=2, groups=64)")))
+    for each in DepthwisePlanes.candidates(many, target, "default"):
+        assert isinstance(each, DepthwisePlanes)
+        assert each.rows * each.vectors <= 8
+    for text in ("f32[64x3] -> linear(8)", "f32[3x2x9x9] -> conv2d_weight_gradient(2, kernel=3)"):
+        refused = refusal_of(text, GroupedPlanes, target)
+        assert refused
+        assert refused.code == Reason.GROUP_WIDTH.code
 
 
 # What shapes above are in the other layout.

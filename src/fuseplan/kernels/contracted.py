@@ -133,3 +133,22 @@ def gradient(src: TensorSpec, features: int, groups: int, window: Window, precis
     strides = (channels * own, images, channels, *steps)
     lying = KernelTensor((groups, src.batch, *spatial), src.dtype, strides=strides)
     return Gradient(lying, convolution)
+
+
+def layer(conv: Contraction) -> Contraction | None:
+    """The grouped convolution whose weight's gradient a contraction is; None of any other."""
+    if not (conv.written and conv.weight_per_batch):
+        return None
+    own, *src_spatial = conv.src_spatial
+    return Contraction(
+        batch=conv.channels,
+        channels=conv.batch * own,
+        features=conv.batch * conv.features,
+        groups=conv.batch,
+        src_spatial=tuple(src_spatial),
+        dst_spatial=conv.kernel[1:],
+        kernel=conv.dst_spatial[1:],
+        stride=conv.dilation[1:],
+        dilation=conv.stride[1:],
+        padding=conv.padding[1:],
+    )

@@ -201,6 +201,7 @@ class Reason(Catalogue):
         "the template packs several narrow groups into a vector",
         "`direct` takes groups of any width",
     )
+    NO_GRADIENT_OF_GROUPS = ("the template computes gradients of grouped weights", "`direct` takes others")
     CHANNEL_MULTIPLIER = (
         "the template makes few features from each channel",
         "`direct` takes any number of features",

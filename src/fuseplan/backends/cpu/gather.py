@@ -10,7 +10,7 @@ is 64 two-source shuffles, each one instruction on AVX-512; for 8 floats 24 on A
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from fuseplan.backends.cpu.ir import Builder, Value
 from fuseplan.backends.cpu.ir_text import BITS, element_of, lanes_of
@@ -22,11 +22,20 @@ class Stretch:
     """Elements `low` to `high` (not included) after an address, in the compute type.
 
     What was made is kept, so an object serves code that runs straight through, without a branch. `fill` is
-    what lies where no element does.
+    what lies where no element does. `read(start, count)` reads elements of another dtype, or changes them.
     """
 
-    def __init__(self, b: Builder, address: Value, low: int, high: int, fill: float = 0.0) -> None:
+    def __init__(
+        self,
+        b: Builder,
+        address: Value,
+        low: int,
+        high: int,
+        fill: float = 0.0,
+        read: Callable[[int, int], Value] | None = None,
+    ) -> None:
         self.b, self.address, self.low, self.high, self.fill = b, address, low, high, fill
+        self._read = read or self._plain
         self._loaded: dict[int, Value] = {}
         self._made: dict[Positions, Value] = {}
 
@@ -61,8 +70,11 @@ class Stretch:
     def _load(self, start: int) -> Value:
         if start not in self._loaded:
             count = min(self.b.lanes, self.high - start)
-            self._loaded[start] = self.b.load_first(self.b.at(self.address, start), count, self.b.vector)
+            self._loaded[start] = self._read(start, count)
         return self._loaded[start]
+
+    def _plain(self, start: int, count: int) -> Value:
+        return self.b.load_first(self.b.at(self.address, start), count, self.b.vector)
 
 
 def combined(

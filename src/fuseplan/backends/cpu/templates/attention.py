@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from math import log2
+from dataclasses import dataclass, replace
+from math import gcd, log2
 from typing import ClassVar
 
 from fuseplan.backends.attending import Heads
@@ -21,6 +21,7 @@ from fuseplan.messages.reasons import Claim, Reason, claim
 
 EFFICIENCY = {4: 0.8, 2: 0.7, 1: 0.5}  # of the multiply-adds, by the vectors of queries in a tile
 IN_HALVES = {4: 0.8, 2: 0.78, 1: 0.77}  # measured on Zen 4, of 128 to 659 queries and head sizes 64 to 128
+_FEW_TASKS = 4  # of a thread: the last one of more leaves others idle for a short time
 KEYS = 96  # of a block with four vectors: with 64 queries, its scores fit the first cache
 
 
@@ -40,7 +41,10 @@ class Attention(AttentionKnobs):
         vectors: vectors of queries in a tile.
         tiles: tiles of a block, a task's queries.
         keys: keys of a block.
+        shares: of the keys of a task, each a task, where there are fewer blocks of queries than threads.
     """
+
+    shares: int = 1
 
     name: ClassVar[str] = "attention"
     opens: ClassVar[bool] = True
@@ -61,19 +65,42 @@ class Attention(AttentionKnobs):
                 continue
             for tiles in (1, 2, 4):
                 if tiles == 1 or (vectors == 4 and rows > tiles * vectors * width // 2):
-                    yield cls(vectors, tiles, KEYS * 4 // vectors)
+                    made = cls(vectors, tiles, KEYS * 4 // vectors)
+                    yield made
+                    yield from made._shared(kernel, target)
+
+    def _shared(self, kernel: Kernel, target: Target) -> Iterator[Attention]:
+        """The same with shares of keys for each thread, where the tasks are few."""
+        wanted, tasks = target.threads, self._tasks(kernel, target)
+        if kernel.open_axis is None and tasks % wanted and tasks < _FEW_TASKS * wanted:
+            counts = {-(-wanted // tasks), wanted // gcd(tasks, wanted)}
+            yield from (
+                replace(self, shares=each) for each in counts if 1 < each <= kernel.attention.keys // KEYS
+            )
+
+    def _tasks(self, kernel: Kernel, target: Target) -> int:
+        """Blocks of queries."""
+        heads = Heads.of(kernel, lanes(kernel, target))
+        return heads.groups * -(-heads.rows // self._block(kernel, target))
+
+    def _block(self, kernel: Kernel, target: Target) -> int:
+        """Queries of a task; of few, what these cost in others."""
+        few = self._few(kernel, target)
+        return few + 3 if few else self.vectors * self.tiles * lanes(kernel, target)
 
     def seconds(self, kernel: Kernel, target: Target) -> float:
-        width = lanes(kernel, target)
-        heads, few = Heads.of(kernel, width), self._few(kernel, target)
-        block = few + 3 if few else self.vectors * self.tiles * width
-        blocks = -(-heads.rows // block)
-        waste = heads.waste(block)
-        tasks = heads.groups * blocks
+        block, tasks = self._block(kernel, target), self._tasks(kernel, target) * self.shares
+        waste = Heads.of(kernel, lanes(kernel, target)).waste(block)
         waste *= -(-tasks // target.threads) * target.threads / tasks
-        moved = self.traffic(kernel, target)
-        efficiency = (IN_HALVES if model.in_halves(target) else EFFICIENCY)[self.vectors]
-        return model.seconds(kernel, target, flops=kernel.flops * waste, traffic=moved, efficiency=efficiency)
+        joined = 4 * tasks * block * kernel.attention.features if self.shares > 1 else 0
+        return model.seconds(
+            kernel,
+            target,
+            flops=kernel.flops * waste + joined,
+            traffic=self.traffic(kernel, target),
+            efficiency=(IN_HALVES if model.in_halves(target) else EFFICIENCY)[self.vectors],
+            phases=1 + (self.shares > 1),
+        )
 
     @staticmethod
     def bound(kernel: Kernel) -> float:
@@ -83,7 +110,7 @@ class Attention(AttentionKnobs):
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
         writer = FewWriter if self._few(kernel, target) else AttentionWriter
-        return writer(self, kernel, target).source()
+        return writer(self, kernel, target, self.shares).source()
 
     def _few(self, kernel: Kernel, target: Target) -> int:
         return few_rows(kernel, target) if self.vectors == self.tiles == 1 else 0

@@ -41,8 +41,8 @@ def few_rows(kernel: Kernel, target: Target) -> int:
 class FewWriter(AttentionWriter):
     """Writes one kernel: the only tile has one vector of queries, whose first `apart` lanes are used."""
 
-    def __init__(self, knobs: AttentionKnobs, kernel: Kernel, target: Target) -> None:
-        super().__init__(knobs, kernel, target)
+    def __init__(self, knobs: AttentionKnobs, kernel: Kernel, target: Target, shares: int = 1) -> None:
+        super().__init__(knobs, kernel, target, shares)
         self.apart = few_rows(kernel, target)
 
     def is_copied(self, role: str) -> bool:
@@ -108,6 +108,12 @@ class FewWriter(AttentionWriter):
                 for (at, _), value in zip(some, line, strict=True):
                     place = self.room(into, query * self.padded + at)
                     b.store(b.fma(b.load(place), factor, value), place)
+
+    def results(self, group: Value, factor: Value) -> Iterator[tuple[Value, Value]]:
+        for row in range(self.apart):
+            by = self.b.splat(lane(self.b, factor, row))
+            with self.b.loop(0, self.padded, self.lanes, name="element") as element:
+                yield by, self.room("results", element + row * self.padded)
 
     def lines(self, count: Index) -> Index:
         """Vectors of scores; the lanes behind the last key are -inf."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from math import inf
 
 from fuseplan.backends.cpu import dialect, storage
@@ -18,11 +19,11 @@ from fuseplan.backends.cpu.gather import transposed
 from fuseplan.backends.cpu.ir import Index, Value, Variable
 from fuseplan.backends.cpu.ir_text import I1, I64
 from fuseplan.backends.cpu.lanes import with_lane
-from fuseplan.backends.cpu.loops import batches, pieces
+from fuseplan.backends.cpu.loops import batches, cut, larger, pieces
 from fuseplan.backends.cpu.math_functions import exp_below
 from fuseplan.backends.cpu.model import itemsize
 from fuseplan.backends.cpu.sums import UNROLL, Operands, Sums, add_products
-from fuseplan.backends.cpu.templates.attention_tiles import AttentionKnobs, AttentionTiles, Task
+from fuseplan.backends.cpu.templates.attention_tiles import LINE, AttentionKnobs, AttentionTiles, Task
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.target import Target
@@ -33,31 +34,87 @@ from fuseplan.scalar import fold
 class AttentionWriter(AttentionTiles):
     """Writes one kernel."""
 
-    def __init__(self, knobs: AttentionKnobs, kernel: Kernel, target: Target) -> None:
+    def __init__(self, knobs: AttentionKnobs, kernel: Kernel, target: Target, shares: int = 1) -> None:
         super().__init__(knobs, kernel, target)
         self.table = {**dialect.table(self.b), "number": lambda place: place}  # a vector of elements already
         self.epilogue = Elementwise(self.frame, "epilogue")
         self.apart = self.width  # elements from the scores of a key to those of the next
+        self.shares = shares  # of a task's keys
 
     # ---- the kernel
 
     def source(self) -> Source:
-        """One phase; the blocks with the most keys come first."""
+        """The blocks with the most keys come first; shares of keys are joined in a phase of their own."""
+        count, shares, kept = self.heads.groups * self.blocks, self.shares, 0
+        with self.frame.tasks(count * shares) as number:
+            if shares == 1:
+                task = self.task(number)
+                self._through(task)
+                self._end(task)
+            else:
+                kept = count * shares * self._keep_apart(number)
+                self._through(self._share(self.task(number // shares), number % shares))
+        if shares > 1:
+            self.frame.wait(count * shares)
+            with self.frame.tasks(count) as number:
+                self._join(self._keep_apart(number * shares))
+                self._end(self.task(number))
+        sizes = (each * itemsize(self.kernel) for each in (kept, self.size))
+        return self.frame.source(**dict(zip(("workspace", "per_thread"), sizes, strict=True)))
+
+    def _through(self, task: Task) -> None:
+        """All keys of a task: the sums of its rows."""
         b, knobs = self.b, self.knobs
-        with self.frame.tasks(self.heads.groups * self.blocks) as number:
-            task = self.task(number)
-            self.begin(task)
-            with b.loop(task.low, task.high, knobs.keys, name="block") as first:
-                count = b.smaller(task.high - first, knobs.keys)
-                keys, values = (
-                    self.rows(role, task, task.key_head, first, count) for role in ("key", "value")
-                )
-                with b.loop(0, knobs.tiles, name="tile") as tile:
-                    self.multiply("scores", "query", tile, count, *keys)
-                    factors = self._attend(task, tile, first, count)
-                    self.add("results", "scores", tile, count, *values, factors)
-            self._end(task)
-        return self.frame.source(per_thread=self.size * itemsize(self.kernel))
+        self.begin(task)
+        with b.loop(task.low, task.high, knobs.keys, name="block") as first:
+            count = b.smaller(task.high - first, knobs.keys)
+            keys, values = (self.rows(role, task, task.key_head, first, count) for role in ("key", "value"))
+            with b.loop(0, knobs.tiles, name="tile") as tile:
+                self.multiply("scores", "query", tile, count, *keys)
+                factors = self._attend(task, tile, first, count)
+                self.add("results", "scores", tile, count, *values, factors)
+
+    # ---- shares of the keys
+
+    def _share(self, task: Task, number: Value) -> Task:
+        """The task with some of its keys."""
+        count = larger(self.b, task.high - task.low, 0)
+        begin, end = cut(number, self.shares, count)
+        return replace(task, low=task.low + begin, high=task.low + end)
+
+    def _keep_apart(self, number: Value) -> int:
+        """Lets the sums of a share lie where other threads find them; elements from a share to the next."""
+        sizes = {name: -(-self.parts()[name] // LINE) * LINE for name in ("results", "top", "total")}
+        total = sum(sizes.values())
+        where = self.b.at(self.frame.pointer("workspace"), self.frame.threads * self.size + number * total)
+        for name, size in sizes.items():
+            self.rooms[name] = where
+            where = self.b.at(where, size)
+        return total
+
+    def _join(self, apart: int) -> None:
+        """The sums of all shares in the place of the first one's."""
+        b, lanes = self.b, self.lanes
+        with b.loop(0, self.block, lanes, name="group") as group:
+            tops, totals = self.room("top", group), self.room("total", group)
+            top, total = b.variable(b.vector, b.load(tops)), b.variable(b.vector, b.number(0.0))
+            with b.loop(1, self.shares, name="share") as share:
+                self.rise(top, b.load(b.at(tops, share * apart)))
+            base = b.select(b.compare("oeq", top.get(), -inf), 0.0, top.get())
+            with b.loop(0, self.shares, name="share") as share:
+                factor = exp_below(b, b.load(b.at(tops, share * apart)) - base)
+                total.set(b.fma(b.load(b.at(totals, share * apart)), factor, total.get()))
+                is_first = b.compare("eq", share, 0)
+                for by, place in self.results(group, factor):
+                    before = b.select(is_first, b.number(0.0), b.load(place))
+                    b.store(b.fma(b.load(b.at(place, share * apart)), by, before), place)
+            b.store(top.get(), tops)
+            b.store(total.get(), totals)
+
+    def results(self, group: Value, factor: Value) -> Iterator[tuple[Value, Value]]:
+        """The sums of some queries: what each vector is multiplied by, where these are so, and its place."""
+        with self.b.loop(0, self.made.features, name="feature") as feature:
+            yield factor, self.turned("results", self.made.features, group, feature)
 
     # ---- products
 

@@ -24,7 +24,7 @@ from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.packing import Step
 from fuseplan.kernels.target import Target
-from fuseplan.kernels.template import Accuracy, Template
+from fuseplan.kernels.template import Accuracy, Template, lanes
 from fuseplan.messages.reasons import Claim, Reason, claim
 
 _WIDEST = 16  # channels of a group: with more, the rows of all of them leave the near caches
@@ -61,13 +61,13 @@ class DepthwisePlanes(model.SumOfProducts):
 
     @classmethod
     def takes(cls, kernel: Kernel, target: Target) -> Iterator[Claim]:
-        yield from cls.groups(kernel)
+        yield from cls.groups(kernel, target)
         last = kernel.dst.is_channels_last and prod(kernel.dst.shape[2:]) > 1
         yield claim(not last, Reason.CHANNELS_LAST, got=str(kernel.dst))
         yield model.padding_claim(kernel)
 
     @classmethod
-    def groups(cls, kernel: Kernel) -> Iterator[Claim]:
+    def groups(cls, kernel: Kernel, target: Target) -> Iterator[Claim]:
         """What is asked of the convolution's groups."""
         yield from depthwise_claims(kernel)
 
@@ -95,15 +95,18 @@ class GroupedPlanes(DepthwisePlanes):
     reads:  src once from memory, again from the first caches for each tile; with a prologue, another dtype or
             other strides each thread first makes a plain copy of a group's planes
     writes: dst once
-    chosen: groups of few channels, and pixels are innermost
+    chosen: groups of few channels, or one of at most half a vector's, and pixels are innermost
     """
 
     name: ClassVar[str] = "grouped_planes"
 
     @classmethod
-    def groups(cls, kernel: Kernel) -> Iterator[Claim]:
-        groups, channels = kernel.contraction.groups, kernel.contraction.channels_per_group
-        fits, want = groups > 1 and 2 <= channels <= _WIDEST, f"2 or more groups of 2 to {_WIDEST} channels"
+    def groups(cls, kernel: Kernel, target: Target) -> Iterator[Claim]:
+        conv, few = kernel.contraction, lanes(kernel, target) // 2
+        groups, channels = conv.groups, conv.channels_per_group
+        is_plain = bool(conv.kernel) and not (conv.written or conv.weight_per_batch)
+        fits = 2 <= channels <= (_WIDEST if groups > 1 else few) and (groups > 1 or is_plain)
+        want = f"2 or more groups of 2 to {_WIDEST} channels, or a convolution of 2 to {few}"
         yield model.about(kernel, fits, Reason.GROUP_WIDTH, f"{groups} of {channels} channels", want)
 
 

@@ -155,7 +155,11 @@ def _transposing(kernel: Kernel, target: Target) -> float:
     """
     results = 0 if model.features_innermost(kernel) else 14 * kernel.dst.size
     near = kernel.src.size * model.itemsize(kernel) <= target.l2_bytes * target.threads
-    copied = 0 if staging.channels_last(kernel) else (20 if near else 40) * kernel.src.size
+    _, channel, *_, last = kernel.src.element_strides
+    is_strided = channel > 1 < last and kernel.src.shape[-1] > 1 < kernel.src.channels
+    unused = -kernel.src.channels % lanes(kernel, target) / kernel.src.channels  # of the squares' lines
+    each = 200 if is_strided else (20 if near else 40) * (1 + unused)
+    copied = 0 if staging.channels_last(kernel) else each * kernel.src.size
     return 1 + (results + copied) / kernel.contraction.flops
 
 

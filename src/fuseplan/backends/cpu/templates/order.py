@@ -11,6 +11,8 @@ from fuseplan.backends.cpu.templates.attention_gradient import AttentionGradient
 from fuseplan.backends.cpu.templates.depthwise import Depthwise, Grouped
 from fuseplan.backends.cpu.templates.depthwise_planes import DepthwisePlanes, GroupedPlanes
 from fuseplan.backends.cpu.templates.direct import Direct
+from fuseplan.backends.cpu.templates.grouped_gradient import GroupedGradient
+from fuseplan.backends.cpu.templates.grouped_gradient_planes import GroupedGradientPlanes
 from fuseplan.backends.cpu.templates.planes import Planes
 from fuseplan.backends.cpu.templates.pointwise import Pointwise
 from fuseplan.backends.cpu.templates.reduction import Reduction
@@ -24,6 +26,8 @@ TEMPLATES: tuple[type[Template], ...] = (
     DepthwisePlanes,
     Grouped,
     GroupedPlanes,
+    GroupedGradient,
+    GroupedGradientPlanes,
     Winograd,
     Amx,
     Planes,
