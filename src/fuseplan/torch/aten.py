@@ -33,7 +33,7 @@ from fuseplan.torch.flexible import FLEX, READ, flexible, left
 from fuseplan.torch.given import Given
 from fuseplan.torch.gradients import GRADIENTS
 from fuseplan.torch.layers import usual_epsilon
-from fuseplan.torch.ranges import SPLITS, gated, joined, part, selected, sliced
+from fuseplan.torch.ranges import PARTS, gated, joined, selected, sliced
 from fuseplan.torch.windows import adaptive_mean, convolution, pad, pool, transposed
 
 aten = torch.ops.aten
@@ -285,10 +285,10 @@ def _cast(given: Given) -> str:
 
 
 def _first(given: Given) -> str:
-    """The first of an operator's results, where the table has read the operator; any part of a tensor."""
+    """The first result of an operator that the table has read; parts of tensors; convolutions' gradients."""
     maker = given.node.args[0]
-    if maker.target in SPLITS:
-        return part(given)
+    if maker.target in PARTS:
+        return PARTS[maker.target](given)
     if given.node.args[1] != 0 or not given.is_read(maker):
         raise LeftError(Why.NOT_IN_TABLE, "a further result")
     name = given.value(maker)
