@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import fuseplan.torch
+from fuseplan.torch.lying import ORDER, laid_out
+from fuseplan.torch.restoring import restore
 
 
 def compiled(module: nn.Module, *_: Any) -> Callable[..., Any]:
@@ -62,6 +65,21 @@ def test_gradients_of_group_norm_are_of_values_as_torch_lays_them(
     for got, want in zip(plain.parameters(), wide.parameters(), strict=True):
         assert got.grad is not None
         torch.testing.assert_close(got.grad.double(), want.grad, rtol=1e-4, atol=1e-4)
+
+
+def test_batch_norm_on_a_cpu_sums_channels_that_lie_as_torch_lays_them() -> None:
+    """Torch adds those that lie last in f32: ten times as far from float64."""
+    norm = torch.ops.aten._native_batch_norm_legit_functional.default
+    own = [torch.ones(6), torch.zeros(6), torch.zeros(6), torch.ones(6)]
+    given = make_fx(lambda src, *own: norm(-src, *own, True, 0.1, 1e-5), tracing_mode="fake")
+    graph = given(torch.randn(2, 6, 3, 4), *own).graph
+    (value,), (batch,) = (
+        graph.find_nodes(op="call_function", target=each) for each in (torch.ops.aten.neg.default, norm)
+    )
+    value.meta[ORDER] = (0, 2, 3, 1)
+    restore(graph)
+    assert batch.args[0].target is laid_out
+    assert batch.args[0].args == (value, (0, 1, 2, 3))
 
 
 VIEWS: list[Callable[[torch.Tensor], tuple[torch.Tensor, ...]]] = [

@@ -19,13 +19,7 @@ from fuseplan.ops.affine import Mul
 from fuseplan.ops.attention import Attention, AttentionGradient
 from fuseplan.ops.conv import CONVOLUTIONS, TRANSPOSED, Conv, ConvTranspose, OfConvolution
 from fuseplan.ops.conversion import Cast
-from fuseplan.ops.gradient import (
-    Conv1dWeightGradient,
-    Conv2dWeightGradient,
-    Conv3dWeightGradient,
-    ConvWeightGradient,
-    LinearWeightGradient,
-)
+from fuseplan.ops.gradient import WEIGHT_GRADIENTS, LinearWeightGradient
 from fuseplan.ops.losses import CrossEntropy, CrossEntropyBackward
 from fuseplan.ops.matmul import Matmul, Product
 from fuseplan.ops.normalization import GroupNorm, InstanceNorm, LayerNorm, RmsNorm
@@ -44,11 +38,6 @@ from fuseplan.plans.plan import FusionPlan
 from fuseplan.plans.step import Step
 
 NARROW = 16  # channels of a group: as transposed features, fewer leave lanes of a vector without work
-WEIGHT_GRADIENTS: dict[int, type[ConvWeightGradient]] = {
-    1: Conv1dWeightGradient,
-    2: Conv2dWeightGradient,
-    3: Conv3dWeightGradient,
-}
 
 
 @gradient.register
@@ -108,7 +97,7 @@ def _(op: Conv, walk: Walk, step: Step, chain: Chain) -> Chain:
     same = {**_same_fields(op), "padding": window.padding}
     if weight.key in walk.wrt:
         chain = walk.stored(chain, step)
-        own = WEIGHT_GRADIENTS[op.axes](op.features, **same)
+        own = WEIGHT_GRADIENTS[op.axes - 1](op.features, **same)
         source = walk.source(step).then([Piece(own, (("grad", chain.start),))])
         walk.gradients[weight.key] = walk.emit(source, f"{weight.key}_gradient")
     if not walk.is_ahead(step):
@@ -134,7 +123,7 @@ def _(op: ConvTranspose, walk: Walk, step: Step, chain: Chain) -> Chain:
         raise refused(step, f"output_padding={op.output_padding}, as long as a stride")
     if weight.key in walk.wrt:
         chain = walk.stored(chain, step)
-        made = WEIGHT_GRADIENTS[op.axes](step.src.channels, **same)
+        made = WEIGHT_GRADIENTS[op.axes - 1](step.src.channels, **same)
         source = Chain(chain.start, step.dst, (Piece(made, (("grad", walk.before(step)),)),))
         walk.gradients[weight.key] = walk.emit(source, f"{weight.key}_gradient")
     return chain.then([Piece(back, (("weight", weight.key),))])

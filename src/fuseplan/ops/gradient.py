@@ -112,4 +112,5 @@ class Conv3dWeightGradient(ConvWeightGradient, axes=3):
     """
 
 
-GRADIENTS = (LinearWeightGradient, Conv1dWeightGradient, Conv2dWeightGradient, Conv3dWeightGradient)
+WEIGHT_GRADIENTS = (Conv1dWeightGradient, Conv2dWeightGradient, Conv3dWeightGradient)
+GRADIENTS = (LinearWeightGradient, *WEIGHT_GRADIENTS)

@@ -33,8 +33,8 @@ from fuseplan.torch.flexible import FLEX, READ, flexible, left
 from fuseplan.torch.given import Given
 from fuseplan.torch.gradients import GRADIENTS
 from fuseplan.torch.layers import usual_epsilon
-from fuseplan.torch.ranges import SPLITS, gated, joined, part, selected, sliced
-from fuseplan.torch.windows import adaptive_mean, convolution, pad, pool, transposed
+from fuseplan.torch.ranges import PARTS, gated, joined, selected, sliced
+from fuseplan.torch.windows import adaptive_mean, convolution, pad, pool
 
 aten = torch.ops.aten
 Row = Callable[[Given], str]
@@ -285,10 +285,10 @@ def _cast(given: Given) -> str:
 
 
 def _first(given: Given) -> str:
-    """The first of an operator's results, where the table has read the operator; any part of a tensor."""
+    """The first result of an operator that the table has read; parts of tensors; convolutions' gradients."""
     maker = given.node.args[0]
-    if maker.target in SPLITS:
-        return part(given)
+    if maker.target in PARTS:
+        return PARTS[maker.target](given)
     if given.node.args[1] != 0 or not given.is_read(maker):
         raise LeftError(Why.NOT_IN_TABLE, "a further result")
     name = given.value(maker)
@@ -349,10 +349,8 @@ TABLE: dict[Any, Row] = {
     ),
     **dict.fromkeys((aten.conv1d.default, aten.conv2d.default, aten.conv3d.default), convolution),
     **dict.fromkeys((aten.conv1d.padding, aten.conv2d.padding, aten.conv3d.padding), convolution),
-    aten.convolution.default: convolution,
-    aten.conv_transpose1d.default: transposed,
-    aten.conv_transpose2d.input: transposed,
-    aten.conv_transpose3d.input: transposed,
+    **dict.fromkeys((aten.convolution.default, aten.conv_transpose1d.default), convolution),
+    **dict.fromkeys((aten.conv_transpose2d.input, aten.conv_transpose3d.input), convolution),
     **{getattr(aten, f"max_pool{rank}d").default: pool(MAX_POOLS) for rank in (1, 2, 3)},
     aten.max_pool2d_with_indices.default: pool(MAX_POOLS),
     aten.max_pool3d_with_indices.default: pool(MAX_POOLS),

@@ -41,6 +41,7 @@ from fuseplan.torch.given import stands_for, type_of
 from fuseplan.torch.kernels import target_of
 from fuseplan.torch.lying import (
     ORDER,
+    ask_for_less,
     beside,
     by_stride,
     drop_copies,
@@ -139,6 +140,7 @@ def fused(
         # To torch, attention is no dead code: its dropout would draw random numbers.
         if node in computed and not node.users:
             module.graph.erase_node(node)
+    ask_for_less(module.graph)
     module.graph.eliminate_dead_code()
     module.recompile()
     return Fusion(module, given.graph, cut)

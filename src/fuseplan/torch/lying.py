@@ -91,6 +91,13 @@ def drop_copies(graph: fx.Graph) -> None:
             graph.erase_node(node)
 
 
+def ask_for_less(graph: fx.Graph) -> None:
+    """Torch computes those gradients of convolutions alone that are read."""
+    for node in graph.find_nodes(op="call_function", target=aten.convolution_backward.default):
+        read, (*given, mask) = {user.args[1] for user in node.users}, node.args
+        node.args = (*given, [is_asked and place in read for place, is_asked in enumerate(mask)])
+
+
 def mark_of(tensor: torch.Tensor) -> Mark:
     """Its storage, its address, and how it lies there.
 

@@ -8,9 +8,9 @@ from fuseplan.graph.ops import Concat, Reshape, Slice
 from fuseplan.graph.why import LeftError, Why
 from fuseplan.ops.activation import Sigmoid
 from fuseplan.torch.given import Given
+from fuseplan.torch.windows import convolution_gradient
 
 aten = torch.ops.aten
-SPLITS = (aten.split.Tensor, aten.unsafe_split.Tensor, aten.split_with_sizes.default, aten.unbind.int)
 
 
 def sliced(given: Given) -> str:
@@ -70,3 +70,8 @@ def part(given: Given) -> str:
         raise LeftError(Why.SHAPE, extents)
     ends = [sum(int(each[dim]) for each in extents[: place + 1]) for place in range(len(extents))]
     return given.add(Slice(dim, ends[number] - int(extents[number][dim]), ends[number]), src)
+
+
+SPLITS = (aten.split.Tensor, aten.unsafe_split.Tensor, aten.split_with_sizes.default, aten.unbind.int)
+# Rows of `getitem`, by the operator that makes several results.
+PARTS = dict.fromkeys(SPLITS, part) | {aten.convolution_backward.default: convolution_gradient}

@@ -112,7 +112,7 @@ class Reduction(Cut):
         """One rounding per function, and those of a sum: of a lane's chunk, of the chunks, and of the lanes.
 
         Lanes are those of the narrowest vectors. Chunks of a channel or an activation are added in float64,
-        and four vectors or rows of a chunk by pairs.
+        and four vectors or rows of a chunk, or more, by pairs.
         """
         made = [stage.expression for stage in (*kernel.prologue, *kernel.epilogue)]
         made += [part.term for each in kernel.statistics for part in each.parts]
