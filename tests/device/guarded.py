@@ -23,6 +23,8 @@ UNDERFLOW = {
     "bf16": 1e-38,
     "f32": 1e-38,
     "f64": 1e-300,
+    "f8e4m3": 2.0**-10,
+    "f8e5m2": 2.0**-17,
 }  # what a result below the normal ones may lose
 
 

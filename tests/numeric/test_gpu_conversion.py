@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from every_number import every_code, exact_codes, floats
 from fuseplan.backends.triton.compiler import compile_source
 from fuseplan.backends.triton.templates.pointwise import GpuPointwise
+from fuseplan.backends.triton.templates.product import Product
 from fuseplan.backends.triton.toolchain import types_of
 from fuseplan.kernels.lower import lower
 from fuseplan.kernels.match import match
@@ -89,3 +90,11 @@ def test_every_dtype_compiles(dtype: str, compute: str, target: str) -> None:
         template = next(iter(GpuPointwise.candidates(kernel, known, "default")))
         source = template.emit(kernel, known)
         assert compile_source(source, types_of(source, kernel, template, known), known).binary
+
+
+def test_bytes_made_in_registers_stand_first() -> None:
+    """As the second factor, in tiles of few rows, they gave wrong results on an H200."""
+    plan = "f16[256x1024] -> quantize(i8, per=row) -> linear(512) -> dequantize(f16, per=row)"
+    found = list(Product.candidates(lower(match(FusionPlan.parse(plan))), TARGET, "default"))
+    assert found
+    assert not any(each.knobs["swapped"] for each in found)

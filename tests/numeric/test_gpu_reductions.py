@@ -94,7 +94,7 @@ def test_programs_that_never_meet_have_all_registers() -> None:
     kernel = lower(match(FusionPlan.parse("bf16[547x75408] -> cross_entropy_backward")))
     target = parse_target("triton:sm_90")
     apart = [
-        each for each in GpuReduction.candidates(kernel, target, "default") if each.knobs["programs"] != "1"
+        each for each in GpuReduction.candidates(kernel, target, "default") if each.knobs["programs"] != 1
     ]
     assert apart
     assert not any("maxnreg" in dict(each.emit(kernel, target).options) for each in apart)
