@@ -54,6 +54,8 @@ PLANS = (
     "bf16[37x50] -> linear(70) -> bias -> glu(silu)",
     "i8[37x50] -> linear(70)",
     "f32[7x40] -> relu -> softmax",
+    "f32[2x32x14x14, nhwc] -> conv2d_weight_gradient(32, kernel=3, padding=1, groups=32)",
+    "f32[2x32x14x14] -> relu -> conv2d_weight_gradient(32, kernel=3, padding=1, groups=32)",
     "f32[7x40] -> argmax(0)",
     "f32[2x5x3x7, nhwc] -> relu -> mean(hw) -> bias",
     "f32[7x40] -> relu -> cumsum -> add",

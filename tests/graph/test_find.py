@@ -391,6 +391,6 @@ def test_padding_that_others_read_stays() -> None:
 @pytest.mark.parametrize(("rows", "rounded"), [(1, False), (4096, True)])
 def test_factors_are_not_rounded_where_it_saves_no_time(rows: int, rounded: bool) -> None:
     """A weight that one row reads takes longer to load than to multiply, with all bits of the factors too."""
-    text = f"input x: f32[{rows}x4096]\nconstant w: f32[512x4096]\ny = linear(512, precision=tf32)(x, w)"
+    text = f"input x: f32[{rows}x4096]\nconstant w: f32[4096x4096]\ny = linear(4096, precision=tf32)(x, w)"
     (site,) = find(graph_of(f"{text}\noutput y"), "triton:sm_90", last=("x", "y")).sites
     assert ("tf32" in str(site.plan)) == rounded

@@ -25,6 +25,7 @@ from fuseplan.language.dtypes import dtype_of
 from fuseplan.measure.data import random_arrays
 from fuseplan.measure.ground import allowed_deviation
 from fuseplan.op import Elementwise, operand, operator
+from fuseplan.messages.reasons import Reason
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.scalar import Scalar, where
 from fuseplan.tensors import arrays
@@ -177,8 +178,9 @@ def test_a_range_lies_as_no_template_writes_it(text: str) -> None:
     """Where features are one, or those of a weight gradient: its rows are the features that are computed."""
     layout = ", layout=nhwc" if "norm" in text else ""
     for target in ("cpu", "triton:sm_90"):
-        with pytest.raises(Unsupported, match="range"):
+        with pytest.raises(Unsupported) as refused:
             decide(f"{text} -> within(50{layout})", target)
+        assert Reason.RANGE in {each.reason for each in refused.value.refusals}
 
 
 @pytest.mark.parametrize("text", FOUND_ON_GPUS)

@@ -38,6 +38,8 @@ FOLDABLE = {
 # Odd sizes, strides, dtypes and operators on both sides, which no suite has.
 ODD = (
     "f32[2x4x33x24, bhsd] -> attention_gradient(is_causal=True, key_heads=2)",
+    "f32[2x32x14x14, nhwc] -> conv2d_weight_gradient(32, kernel=3, padding=1, groups=32)",
+    "f32[2x32x14x14] -> relu -> conv2d_weight_gradient(32, kernel=3, padding=1, groups=32)",
     "bf16[1x2x50x40, bhsd] -> attention_gradient(by=key, keys=90)",
     "bf16[1x19x9x11, nhwc] -> relu -> conv2d(37, kernel=(3, 5), stride=2) -> tanh",
     "f32[2x4x9x11, strides=2000:500:50:3] -> relu -> conv2d(5, kernel=3) -> bias",
