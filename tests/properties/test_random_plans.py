@@ -24,8 +24,8 @@ from fuseplan.kernels.target import host_target, parse_target
 from fuseplan.language.dtypes import dtype_of
 from fuseplan.measure.data import random_arrays
 from fuseplan.measure.ground import allowed_deviation
-from fuseplan.op import Elementwise, operand, operator
 from fuseplan.messages.reasons import Reason
+from fuseplan.op import Elementwise, operand, operator
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.scalar import Scalar, where
 from fuseplan.tensors import arrays
