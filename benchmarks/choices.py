@@ -8,6 +8,7 @@ fitted to, and docs/measured.md tells choices by it.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,7 +22,7 @@ from benchmarks.suite import load
 from fuseplan.backends import backend_of
 from fuseplan.bench.results import append_json
 from fuseplan.cli.options import PLAN
-from fuseplan.errors import BuildError
+from fuseplan.errors import BuildError, FuseplanError
 from fuseplan.execution.build import compile_all
 from fuseplan.execution.select import ranked
 from fuseplan.execution.stages import Records
@@ -135,4 +136,7 @@ def main(suites: tuple[str, ...], target: str, most: int | None, results: Path |
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except FuseplanError as error:
+        sys.exit(f"error: {error}")
