@@ -316,19 +316,18 @@ MODELS = (
 )
 
 
-# By the benchmark's name.
 def _choices(record: Record) -> Lines:
     """Of each suite, the choices' times over the best candidates'; then those furthest from them."""
     rows, far = [], []
     for suite, plans in record["suites"].items():
-        ratios = [ratio for plan in plans if (ratio := _over_best(plan)) is not None]
+        ratios = [ratio for plan in plans if (ratio := over_best(plan)) is not None]
         near = sum(ratio <= NEAR for ratio in ratios)
         rows.append([
             suite, str(len(plans)), str(sum(len(plan["candidates"]) for plan in plans)),
             *(f"{each:.2f}" for each in (mean(ratios), median(ratios), max(ratios))),
             f"{near} of {len(ratios)}", str(len(plans) - len(ratios)),
         ])  # fmt: skip
-        far += [(ratio, plan) for plan in plans if (ratio := _over_best(plan)) is not None and ratio > NEAR]
+        far += [(ratio, plan) for plan in plans if (ratio := over_best(plan)) is not None and ratio > NEAR]
     head = ["suite", "plans", "candidates", "mean", "median", "worst", f"at most {NEAR}", "not timed"]
     yield from table(head, rows)
     if not far:
@@ -341,18 +340,19 @@ def _choices(record: Record) -> Lines:
     yield from table([f"choices beyond {NEAR}", "over the best", "us"], told)
 
 
-def _over_best(plan: Mapping[str, Any]) -> float | None:
+def over_best(plan: Mapping[str, Any]) -> float | None:
     """The choice's time over that of the fastest candidate; None where the choice was not timed."""
     times = {text: float(seconds) for text, (_, seconds, _) in plan["candidates"].items()}
     return times[plan["choice"]] / min(times.values()) if plan["choice"] in times else None
 
 
-NEAR = 1.1  # of the best candidate's time: what repeated measurements differ by in places
+NEAR = 1.1  # of the best candidate's time: repeated measurements differ by as much in places
 CHOICES = (
-    "`python -m benchmarks.choices SUITES`: random plans, which nothing was tuned on; the time of the cost "
-    "model's choice over that of the fastest candidate. Choices whose code spills registers are not timed."
+    "`python -m benchmarks.choices SUITES`: random plans; nothing was tuned on them. The time of the "
+    "cost model's choice over the time of the fastest candidate. Code that spills registers is not timed."
 )
 
+# By the benchmark's name.
 SECTIONS: Mapping[str, Section] = {
     COMPILE: Section("Compile times of {}", "`fuseplan bench {} --compile-times`; milliseconds.", _compile),
     "footprint": Section("Footprint", "`fuseplan bench footprint`.", _footprint),
@@ -362,7 +362,7 @@ SECTIONS: Mapping[str, Section] = {
     ),
     "models": Section("Whole models", MODELS, _models),
     "gpu_peaks": Section("Peaks of the GPU", "`fuseplan bench peaks --target cuda`.", _gpu_peaks),
-    "choices": Section("Choices beside what they passed over", CHOICES, _choices),
+    "choices": Section("Choices beside all candidates", CHOICES, _choices),
     "gpu_overhead": Section("What the host pays", "`fuseplan bench overhead --target cuda`.", _host),
     "device": Section("Tests on the GPU", "`pytest tests/device`.", _device),
     "sanitize": Section("compute-sanitizer", "`python tests/device/sanitize.py`.", _sanitize),

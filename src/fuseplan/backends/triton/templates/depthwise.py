@@ -85,7 +85,8 @@ class GpuDepthwise(DepthwiseKnobs, GpuTemplate):
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
         tiles = _channels_last(kernel) if kernel.dst.is_channels_last else _first(kernel)
         every = [cls(*tile) for tile in dict.fromkeys(tiles)]
-        code = {each: each._formulas(DepthwiseWriter(each, kernel, "")) for each in every}
+        lengths = _lengths(kernel)
+        code = {each: each._formulas(kernel, *lengths) for each in every}
         fitting = [each for each in every if code[each] <= _FORMULAS]
         smallest = cls(*_SMALLEST) if kernel.dst.is_channels_last else min(every, key=lambda each: code[each])
         yield from fitting or [smallest]
@@ -128,17 +129,10 @@ class GpuDepthwise(DepthwiseKnobs, GpuTemplate):
         rows = (self.rows - 1) * writer.stride[1] + (writer.kernel_size[1] - 1) * writer.dilation[1] + 1
         return writer.kernel_size[0] * min(rows, self.rows * writer.kernel_size[1]) * len(writer.reads)
 
-    def _formulas(self, writer: DepthwiseWriter) -> int:
+    def _formulas(self, kernel: Kernel, before: int, behind: int) -> int:
         """Instructions of the operators in front of the sum and behind it, all with code of their own."""
-        is_exact = not dtype_of(writer.kernel.dst.dtype).is_narrow
-        before = [formula for stage in writer.kernel.prologue for formula in stage.expressions]
-        behind = (stage.expression for stage in writer.kernel.epilogue)
-        names = frozenset[str]().union(*map(leaves_of, before))
-        read = (each for each in writer.kernel.operands if each.key in names)
-        operands = sum(bool(each.axes) and not each.is_channel for each in read)
-        first = self._loads(writer) * (model.instructions(before, is_exact=is_exact) + _OPERAND * operands)
-        later = self.rows * self.span * model.instructions(behind, is_exact=is_exact)
-        return self.vector * (first + later)
+        loads = self._loads(DepthwiseWriter(self, kernel, "")) if before else 0
+        return self.vector * (loads * before + self.rows * self.span * behind)
 
     @staticmethod
     def bound(kernel: Kernel) -> float:
@@ -182,6 +176,17 @@ def _first(kernel: Kernel) -> Iterator[_Tile]:
 
 
 _PLANES = ((128, 4, 4), (64, 8, 4), (32, 8, 2), (16, 16, 2), (8, 16, 1), (4, 8, 1), (1, 32, 1))
+
+
+def _lengths(kernel: Kernel) -> tuple[int, int]:
+    """Instructions of the operators in front of the sum for an element of src; behind it for one of dst."""
+    is_exact = not dtype_of(kernel.dst.dtype).is_narrow
+    before = [formula for stage in kernel.prologue for formula in stage.expressions]
+    behind = (stage.expression for stage in kernel.epilogue)
+    names = frozenset[str]().union(*map(leaves_of, before))
+    operands = sum(each.key in names and bool(each.axes) and not each.is_channel for each in kernel.operands)
+    first = model.instructions(before, is_exact=is_exact) + _OPERAND * operands
+    return first, model.instructions(behind, is_exact=is_exact)
 
 
 def _extents(kernel: Kernel) -> tuple[int, int, int]:

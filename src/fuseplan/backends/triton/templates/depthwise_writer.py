@@ -206,10 +206,9 @@ class DepthwiseWriter(Writer):
         return (at >= 0) & (at < self.src_size[axis])
 
     def _never(self, axis: int, offset: int) -> bool:
-        """Whether a pool has no such element for any output; its code would be that of a constant.
+        """Whether no output of a pool has such an element: padding of -inf would be a constant.
 
-        ptxas 12.8 and 12.9 lose the sign of a constant of 16 bits, of padding of -inf, where three are
-        compared at once: `f16[7x16x200x2, nhwc] -> max_pool2d(3, ceil_mode=True)` gave inf everywhere.
+        Of constants of 16 bits ptxas 12.8 and 12.9 lose the sign where three numbers are compared at once.
         """
         at = self.at[axis] * self.stride[axis] + offset
         return self.pool is not None and (at.high < 0 or at.low >= self.src_size[axis])

@@ -80,13 +80,12 @@ class Product(Knobs, GpuTemplate):
 
     @classmethod
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
-        is_open = kernel.open_axis is not None
+        has_counters = kernel.open_axis is None  # for all tiles of a call
         # Bytes that are made in registers stand first: `f16[256x1024] -> quantize(i8, per=row) -> linear(512)
         # -> dequantize(f16, per=row)` gave wrong results on an H200 in a tile of 16 rows where they did not.
         stands_first = bool(kernel.prologue) and kernel.weight.dtype == "i8"
         for knobs in choices(kernel.representative, target, accuracy):
-            # Open: for counters and parts of as many tiles as a call has is no room.
-            if not (is_open and knobs.split > 1) and not (stands_first and knobs.swapped):
+            if (has_counters or knobs.split == 1) and not (stands_first and knobs.swapped):
                 yield cls(**vars(knobs))
 
     def packed_weight(self, kernel: Kernel) -> Packing:
@@ -177,13 +176,11 @@ def fits(knobs: Knobs, kernel: Kernel, target: Target) -> bool:
 
 
 def _splits(base: Knobs, kernel: Kernel, target: Target) -> tuple[int, ...]:
-    """In how many parts a sum may be made: more than one where tiles leave processors without work.
-
-    Few rows wait for the weight: a processor asks for more of it in several programs.
-    """
+    """In how many parts a sum may be made: more than one where tiles leave processors without work."""
     tiles = Tiles(kernel, base)
     if base.rows > 64 or tiles.whole.is_transposed or tiles.merged > 1 or tiles.count * 4 > COUNTER_BYTES:
         return (1,)
+    # Few rows wait for the weight: a processor asks for more of it in several programs.
     most = target.processors * (4 if 2 * tiles.count <= target.processors or base.rows < 64 else 0)
     parts = (split for split in (2, 4, 8) if tiles.whole_steps >= 4 * split and tiles.count * split <= most)
     return 1, *parts
