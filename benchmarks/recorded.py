@@ -83,11 +83,11 @@ def last_of_models(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]
     found: dict[str, dict[str, Any]] = {}
     rows: dict[str, dict[tuple[str, ...], dict[str, Any]]] = {}
     for record in sorted(records, key=lambda record: str(record["run"])):
-        machine = str(record["machine"])
+        machine = name_of(record["machine"])
         found[machine] = dict(record)
         known = rows.setdefault(machine, {})
         for row in record["rows"]:
-            key = tuple(str(row.get(name)) for name in KEYS_OF_MODELS)
+            key = tuple(str(row.get(name) or "") for name in KEYS_OF_MODELS)  # older rows have no `ieee`
             known.pop(key, None)
             known[key] = {**row, "commit": record["commit"]}
     return [record | {"rows": [*rows[machine].values()]} for machine, record in found.items()]
@@ -100,6 +100,14 @@ def _of(row: Row) -> tuple[str, ...]:
 def device_of(machine: Mapping[str, Any]) -> str:
     """The processor that a machine's stamp is about: its GPU where it names one."""
     return str(machine.get("gpu") or machine.get("cpu") or "")
+
+
+def name_of(machine: Mapping[str, Any]) -> str:
+    """What tells a machine from others: its GPU, whatever is beside it, or else its processor."""
+    if "gpu" in machine:
+        driver = f", driver {machine['driver']}" if machine["driver"] else ""
+        return f"{machine['gpu']} ({machine['kind']}, {machine['processors']} multiprocessors{driver})"
+    return f"{machine['cpu']}, {machine['cores']} cores ({machine['kind']}, {machine['system']})"
 
 
 def commits(rows: Iterable[Row]) -> str:

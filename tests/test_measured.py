@@ -74,6 +74,19 @@ def comments(path: Path) -> str:
     return " ".join(path.read_text().replace("#", " ").split())
 
 
+def test_a_gpu_is_one_machine_whatever_is_beside_it() -> None:
+    """A model that was measured again is told once; rows of old records do not say `ieee`."""
+    gpu = MACHINE | {"gpu": "a GPU", "processors": 8, "driver": "1.0"}
+    rows: tuple[dict[str, Any], ...] = ({"model": "net"}, {"model": "net", "ieee": False})
+    records = [
+        {"run": f"2026-01-0{day}", "machine": gpu | {"cores": day}, "commit": f"c{day}", "rows": [row]}
+        for day, row in enumerate(rows, 1)
+    ]
+    (told,) = recorded.last_of_models(records)
+    assert told["rows"] == [rows[-1] | {"commit": "c2"}]
+    assert recorded.name_of(gpu) != recorded.name_of(gpu | {"driver": "2.0"})
+
+
 def test_a_page_of_every_kind_of_result(tmp_path: Path) -> None:
     case = suite.load("quick").cases[0]
     stamp = {"run": "2026-01-01", "machine": MACHINE, "versions": {"numpy": "2.0"}, "commit": "abc"}

@@ -113,7 +113,7 @@ def _last(records: Iterable[Record]) -> list[Record]:
     ]
     found: dict[tuple[str, str, object], Record] = {}
     for record in (*(each for each in listed if each["benchmark"] not in OF_MODELS), *chain(*models)):
-        key = (record["benchmark"], str(record["machine"]), record.get("threads"))
+        key = (record["benchmark"], results.name_of(record["machine"]), record.get("threads"))
         if key not in found or record["run"] >= found[key]["run"]:
             found[key] = record
     return list(found.values())
@@ -121,20 +121,13 @@ def _last(records: Iterable[Record]) -> list[Record]:
 
 def _machines(rows: Sequence[Row], records: Sequence[Record]) -> Lines:
     stamps = [row.machine for row in rows] + [dict(record["machine"]) for record in records]
-    for machine in {json.dumps(stamp, sort_keys=True): stamp for stamp in stamps}.values():
-        yield from ("", f"## {_named(machine)}")
-        mine = [record for record in records if record["machine"] == machine]
+    for name in dict.fromkeys(map(results.name_of, stamps)):
+        yield from ("", f"## {name}")
+        mine = [record for record in records if results.name_of(record["machine"]) == name]
         yield from _peaks([record for record in mine if record["benchmark"] == "peaks"])
-        yield from _suites([row for row in rows if row.machine == machine])
+        yield from _suites([row for row in rows if results.name_of(row.machine) == name])
         for record in (each for each in mine if each["benchmark"] != "peaks"):
             yield from section(record, _stamp(record))
-
-
-def _named(machine: Record) -> str:
-    if "gpu" in machine:
-        driver = f", driver {machine['driver']}" if machine["driver"] else ""
-        return f"{machine['gpu']} ({machine['kind']}, {machine['processors']} multiprocessors{driver})"
-    return f"{machine['cpu']}, {machine['cores']} cores ({machine['kind']}, {machine['system']})"
 
 
 def _stamp(told: Record) -> str:

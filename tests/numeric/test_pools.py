@@ -108,3 +108,16 @@ def test_padding_of_8_bits_is_no_zero_on_a_gpu(pool: str, dtype: str) -> None:
     assert_interpreted(
         f"{dtype}[1x3x5x7] -> max_pool2d(3, stride=1, padding=(1, 5)) -> sigmoid", GpuDepthwise
     )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "f16[1x64x1, nwc] -> avg_pool1d(1, padding=((3, 0),), ceil_mode=True)",
+        "f32[2x9x3, nwc] -> bias -> max_pool1d(2, padding=4) -> maximum",
+        "f32[1x5x2x2] -> avg_pool2d(1, stride=2, padding=2, count_include_pad=False) -> relu",
+        "f16[1x1x1x1x1, ndhwc] -> avg_pool3d(1, padding=((3, 0), (0, 1), (0, 3)), ceil_mode=True)",
+    ],
+)
+def test_a_gpu_fills_windows_that_lie_in_the_padding(text: str) -> None:
+    assert_interpreted(text, GpuDepthwise)

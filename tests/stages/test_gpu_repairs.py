@@ -69,6 +69,13 @@ def test_sums_whose_bits_are_read_keep_their_signs() -> None:
     assert len(re.findall(read, ptx)) == 8
 
 
+def test_sums_that_are_stored_in_shared_memory_are_stored_as_they_are() -> None:
+    """A store of bits, st.shared.b32, reads the sum as no operation does."""
+    plan = "f32[31x2x1x4] -> tanh(0.1, beta=2) -> matmul(1, precision=tf32)"
+    tile = Product(64, 16, 16, arithmetic="tf32", warps=8).text
+    assert re.search(r"st\.shared\.b32 \t\[%r\d+\], %r\d+;", compiled_sizes(plan, tile).assembly)
+
+
 def test_products_that_nothing_uses_may_be_dropped() -> None:
     plan = "bf16[4096x1024] -> matmul(1024) -> elementwise('x ** 0') -> bias"
     records = decide(plan, "triton:sm_90", template="hopper")

@@ -18,7 +18,7 @@ DROPPED = bytes.fromhex("f079ff3f00000000ff00000c")
 COPY = re.compile(r"mov\.\w+\s+(%\w+), ([-\w%.]+);")
 SUMS = re.compile(r"wgmma\.mma_async\S*?\.f32\.[^{]*\{([^}]*)\}")
 # An instruction that reads bits, and its operands: the result, and what it reads.
-BITS = re.compile(r"((?:@!?%p\d+\s+)?\b(?!mov|selp|st|ld|shfl|wgmma)\w[\w.:]*\.[bsu]32)\s+([^;{]*);")
+BITS = re.compile(r"((?:@!?%p\d+\s+)?(?<![\w.])(?!mov|selp|st|ld|shfl|wgmma)\w[\w.:]*\.[bsu]32)\s+([^;{]*);")
 # A product whose first factor is in registers: {sums}, {first factor}, descriptor of the other.
 FROM_REGISTERS = re.compile(r"wgmma\.mma_async[^{]*\{[^}]*\}, *\{")
 WAIT = re.compile(r"(wgmma\.wait_group\.sync\.aligned) \d+")

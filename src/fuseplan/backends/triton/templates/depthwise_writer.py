@@ -275,7 +275,9 @@ class DepthwiseWriter(Writer):
     def _store(self, place: int, column: int, total: str | None, known: Known) -> None:
         if self.at[1].low + place >= self.dst_size[1] or self.at[2].low + column >= self.dst_size[2]:
             return  # no tile has so many rows or columns
-        assert total is not None  # the window of every output has an element
+        if total is None:  # a window that lies in the padding
+            shape = [self.knobs.columns] if self.last else [self.knobs.features, self.knobs.columns]
+            total = self.text.let("padding", f"tl.full({shape}, {self.fill}, {self.compute})")
         beside = place * self.dst_steps[1] + column * self.dst_steps[2]
         element, inside = self.dst_first + beside, self.dst_inside + beside
         mask = str(self._stored(place, column)) or "True" * self.is_masked
