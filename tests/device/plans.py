@@ -80,7 +80,7 @@ POOLS = (
     "{d}[4x64x35x35{l}] -> avg_pool2d(3, stride=1, padding=1, count_include_pad=False) -> relu",
     "{d}[2x33x7x9x11] -> avg_pool3d(3, stride=2, padding=1)",
     "{d}[7x16x200x2{l}] -> max_pool2d(3, ceil_mode=True)",
-    "{d}[2x33x2x2{l}] -> max_pool2d(1, stride=2, padding=2) -> add",
+    "{d}[2x33x2x2{l}] -> max_pool2d(1, stride=2, padding=2) -> maximum",
     "{d}[2x33x2x2{l}] -> avg_pool2d(1, stride=2, padding=2) -> add",
 )
 # Elements of 8 bits: padding that has no bits of its own, pairs that are stored more than once, joined ones.
