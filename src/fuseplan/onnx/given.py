@@ -9,13 +9,15 @@ from onnx import helper
 
 from fuseplan.graph.formulas import unchanged
 from fuseplan.graph.layer import Layer
-from fuseplan.graph.node import Node, Parts
+from fuseplan.graph.node import Node, Origin, Parts
 from fuseplan.graph.op import GraphOp, Tensor
 from fuseplan.graph.ops import Map
 from fuseplan.graph.type import Type, numpy_dtype
 from fuseplan.graph.why import LeftError, Why
 from fuseplan.op import Op
 from fuseplan.scalar import REBUILD, const, fold, leaf
+
+NODE = Origin("", "")  # of what is added for the node itself
 
 
 class Given:
@@ -79,6 +81,18 @@ class Given:
             raise LeftError(why, self.inputs[place])
         return found
 
+    def maker(self, place: int = 0) -> Node | None:
+        """The node that makes an input; None for inputs of the model and constants."""
+        made = (each for each in reversed(self._parts.nodes) if self.inputs[place] in each.outputs)
+        return next(made, None)
+
+    def number(self, name: str) -> float:
+        """A constant of one element; a LeftError where the value is none."""
+        found = self._parts.constants.get(name)
+        if found is None or found.size != 1:
+            raise LeftError(Why.NOT_IN_TABLE, f"{name}, which is not one constant number")
+        return float(str(found.reshape(())[()]))  # the shortest decimal that is the number in its dtype
+
     def integers(self, place: int, name: str = "") -> tuple[int, ...] | None:
         """The whole numbers of an input, or of the attribute that an older opset has; None for neither."""
         if self.has(place):
@@ -108,11 +122,11 @@ class Given:
         self.made[name] = Type(tuple(array.shape), self.type().dtype)
         return name
 
-    def add(self, op: GraphOp, *inputs: str) -> str:
-        """Adds an operator on values, and gives its result's name."""
+    def add(self, op: GraphOp, *inputs: str, origin: Origin = NODE) -> str:
+        """Adds an operator on values, of this node unless another one is told; gives its result's name."""
         name = f"{self.node.output[0]}.{len(self.added)}"
         (self.made[name], *_) = op.infer([self.type_of(each) for each in inputs])
-        self.added.append(Node(op, inputs, (name,)))
+        self.added.append(Node(op, inputs, (name,), origin))
         return name
 
     def layer(self, op: Op, *inputs: str) -> str:

@@ -20,7 +20,7 @@ from fuseplan.graph.op import Tensor
 from fuseplan.graph.opened import OpenKernels
 from fuseplan.graph.type import Type, type_of
 from fuseplan.graph.why import LeftError, Reason, Why
-from fuseplan.onnx.given import Given
+from fuseplan.onnx.given import NODE, Given
 from fuseplan.onnx.protos import foreign, proto_of_type, read_inside, type_of_proto
 from fuseplan.onnx.rows import rounded_up
 from fuseplan.onnx.runtime import computed, types_told
@@ -230,7 +230,8 @@ class _Reader:
         for each in given.added:
             name = names.get(each.outputs[0], each.outputs[0])
             if name:  # a result that nobody wants has none
-                self.parts.nodes.append(Node(each.op, each.inputs, (name,), origin))
+                own = origin if each.origin == NODE else each.origin
+                self.parts.nodes.append(Node(each.op, each.inputs, (name,), own))
         self.types |= {names.get(name, name): made for name, made in given.made.items()}
         return _DONE
 

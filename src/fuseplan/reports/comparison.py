@@ -13,6 +13,7 @@ from fuseplan.graph.cut import Site
 from fuseplan.graph.evaluate import Run, widened
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.node import told
+from fuseplan.graph.ops import Map
 from fuseplan.graph.place import Call, Compute, Launch, Step
 from fuseplan.graph.session import Session
 from fuseplan.graph.trial import launch
@@ -21,6 +22,7 @@ from fuseplan.measure.data import deviation
 from fuseplan.measure.spaces import empty
 from fuseplan.reports.books import named
 from fuseplan.reports.report import Printed
+from fuseplan.scalar import calls
 
 # Of a value's largest element; a number that lies between two of i8 is rounded to either.
 ALLOWED = {"f64": 1e-9, "f32": 1e-3, "f16": 2e-2, "bf16": 1e-1, "i8": 2e-2, "u8": 2e-2}
@@ -104,7 +106,7 @@ def compared(
             model that quantizes.
     """
     kept = [name for name in exact.types if name not in exact.inputs and name not in exact.constants]
-    least = ALLOWED["i8"] if any(exact.types[name].dtype in ("i8", "u8") for name in kept) else 0.0
+    least = allowed_by_rounding(exact)
     want = Graph(exact.inputs, exact.nodes, kept, exact.constants).evaluate(given, run)
     want |= {name: np.asarray(each) for name, each in given.items()} | exact.constants
     errors: dict[str, float] = {}
@@ -139,6 +141,18 @@ def distance(got: Any, want: Any) -> float:
     if got.dtype.kind not in "fiub":
         return 0.0 if np.array_equal(got, want) else float("inf")
     return deviation(got.astype(np.float64), want.astype(np.float64))
+
+
+def allowed_by_rounding(graph: Graph) -> float:
+    """The most that is right of any value in a graph that rounds numbers to whole ones; 0 in others."""
+    stored = any(
+        made.dtype in ("i8", "u8")
+        for node in graph.nodes
+        for made in map(graph.types.get, node.outputs)
+        if made
+    )
+    rounds = any("round" in calls(node.op.expression) for node in graph.nodes if isinstance(node.op, Map))
+    return ALLOWED["i8"] if stored or rounds else 0.0
 
 
 def allowed_error(value: Any) -> float:
