@@ -27,7 +27,20 @@ def test_rows_hold_for_every_opset(opset: int) -> None:
     np.testing.assert_allclose(ours.run(None, given)[0], ours.peer(given)()[0], rtol=2e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["Round", "Sign", "Max", "Min", "Div"])
+@pytest.mark.parametrize("kind", ["ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSum"])
+@pytest.mark.parametrize("opset", [11, 13, 18])
+def test_formulas_around_a_sum_are_one_plan(kind: str, opset: int) -> None:
+    """The axes are an attribute before opset 18."""
+    told = {} if opset == 18 else {"axes": [-1, 1]}
+    node = helper.make_node(kind, ["x", "axes"] if opset == 18 else ["x"], ["y"], kind, keepdims=0, **told)
+    stored = {"axes": np.array([-1, 1])} if opset == 18 else {}
+    ours = fuseplan.onnx.load(model([node], {"x": [3, 4, 5]}, ["y"], stored, opset), threads=1)
+    assert len(ours.report().sites) == 1
+    given = {"x": positive(3, 4, 5)}
+    np.testing.assert_allclose(ours.run(None, given)[0], ours.peer(given)()[0], rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["Round", "Floor", "Ceil", "Sign", "Max", "Min", "Div"])
 def test_elements_that_are_no_numbers(kind: str) -> None:
     """Zeros, ties, infinities and NaN are those of ONNX Runtime; a second tensor is read in the same plan."""
     inputs = ["x", "z"] if kind in ("Max", "Min", "Div") else ["x"]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fuseplan.graph.attention import attention as joined
-from fuseplan.graph.ops import Map, Pad, Permute, Reshape, Slice
+from fuseplan.graph.ops import Expand, Map, Pad, Permute, Reshape, Slice
 from fuseplan.graph.type import Type, numpy_dtype
 from fuseplan.graph.why import LeftError, Why
 from fuseplan.onnx.given import Given
@@ -19,6 +19,7 @@ from fuseplan.onnx.protos import LIBRARY
 from fuseplan.ops.affine import BatchNorm, Bias
 from fuseplan.ops.attention import Attention
 from fuseplan.ops.conv import CONVOLUTIONS, TRANSPOSED
+from fuseplan.ops.embedding import INDICES, MOST_AXES, Embedding
 from fuseplan.ops.normalization import GroupNorm, InstanceNorm
 from fuseplan.ops.pool import AVG_POOLS, MAX_POOLS, Pool
 from fuseplan.ops.reductions import Mean
@@ -333,3 +334,24 @@ def dequantized(given: Given) -> str:
     made = given.add(rounded, src, origin=maker.origin)
     moved = f"(a + {begin - end})" if begin != end else "a"
     return given.formula(f"{moved} * {given.number(own_scale)!r}", made)
+
+
+def expanded(given: Given) -> str:
+    """Of five axes, as heads of keys are repeated: others are ONNX Runtime's, which reads what they make."""
+    given.floats_of_first()
+    shape = np.broadcast_shapes(given.shape(), given.integers(1) or ())
+    if len(shape) != 5 or len(given.shape()) != 5:
+        raise LeftError(Why.NOT_IN_TABLE, f"Expand of {given.type()}")
+    return given.inputs[0] if shape == given.shape() else given.add(Expand(shape), given.inputs[0])
+
+
+def gather(given: Given) -> str:
+    """Rows of a constant table; other gathers are ONNX's. Negative indices count from the end."""
+    table, made = given.known(0, Why.NOT_IN_TABLE), given.type(1)
+    rank = len(made.shape or ())
+    is_rows = table.ndim == 2 and given.attribute("axis", 0) % 2 == 0 and given.type().is_spec
+    if not is_rows or made.dtype not in INDICES or not 1 < rank <= MOST_AXES or not made.size:
+        raise LeftError(Why.NOT_IN_TABLE, f"Gather of {made} from {given.type()}")
+    rows, features = table.shape
+    op = Embedding(rows, features, dtype=given.type().dtype, from_end=True)
+    return given.layer(op, given.inputs[1], given.inputs[0])

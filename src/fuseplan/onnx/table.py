@@ -14,7 +14,7 @@ from dataclasses import fields
 import numpy as np
 from onnx import helper
 
-from fuseplan.graph.ops import Concat, Expand, Permute, Reduce, Reshape
+from fuseplan.graph.ops import Concat, Permute, Reduce, Reshape
 from fuseplan.graph.why import LeftError, Why
 from fuseplan.onnx.given import Given
 from fuseplan.onnx.rows import (
@@ -23,6 +23,8 @@ from fuseplan.onnx.rows import (
     batch_norm,
     convolution,
     dequantized,
+    expanded,
+    gather,
     groups,
     max_pool,
     pad,
@@ -34,7 +36,6 @@ from fuseplan.onnx.rows import (
 from fuseplan.op import Op
 from fuseplan.ops import UNARY, activation
 from fuseplan.ops.affine import Bias, Prelu
-from fuseplan.ops.embedding import INDICES, MOST_AXES, Embedding
 from fuseplan.ops.matmul import Linear, Matmul
 from fuseplan.ops.normalization import LayerNorm, RmsNorm
 from fuseplan.ops.reductions import Amax, Amin, LogSoftmax, Mean, Softmax, Sum
@@ -59,6 +60,8 @@ FORMULAS = {
     "Erf": "erf(a)",
     "Reciprocal": "1 / a",
     "Round": "round(a)",
+    "Floor": "where(round(a) > a, round(a) - 1, round(a))",
+    "Ceil": "where(round(a) < a, round(a) + 1, round(a))",
     "Sign": "where(a > 0, 1, where(a < 0, -1, a))",  # NaN stays
 }
 # Of formulas with an attribute: its name and default, and the formula that it is put into.
@@ -83,13 +86,20 @@ REDUCTIONS: dict[str, tuple[str, Callable[..., Op]]] = {
     "ReduceMax": ("amax", Amax),
     "ReduceMin": ("amin", Amin),
 }
+# Sums with a formula of each element before, and one of the sum behind; none where the text is empty.
+OF_SUMS = {
+    "ReduceL1": ("abs(a)", ""),
+    "ReduceL2": ("a * a", "sqrt(a)"),
+    "ReduceSumSquare": ("a * a", ""),
+    "ReduceLogSum": ("", "log(a)"),
+}
 # Operators whose versions before opset 13 the rows read too, and the first of these versions.
 OLDER = {
     **dict.fromkeys((*FORMULAS, *JOINED, *ACTIVATIONS), 6),
     **dict.fromkeys(("Add", "Sub", "Mul", "Div"), 7),  # attributes of theirs said how they broadcast
     **dict.fromkeys(("Softplus", "Softsign"), 1),
     **dict.fromkeys(("Conv", "Flatten", "Transpose", "Concat", "GlobalAveragePool", "GlobalMaxPool"), 1),
-    **dict.fromkeys(("Squeeze", "Unsqueeze", *REDUCTIONS), 1),
+    **dict.fromkeys(("Squeeze", "Unsqueeze", *REDUCTIONS, *OF_SUMS), 1),
     **{"Gemm": 7, "BatchNormalization": 9, "Reshape": 5, "MatMul": 1, "Dropout": 7, "Identity": 1},
     **{"InstanceNormalization": 6, "ConvTranspose": 11},
     **{"MaxPool": 1, "AveragePool": 1, "PRelu": 7, "Slice": 1, "Split": 2},
@@ -144,6 +154,22 @@ def _reduction(name: str) -> Row:
         if not listed:
             return given.inputs[0]
         return _reduced(given, name, tuple(listed), bool(given.attribute("keepdims", 1)))
+
+    return row
+
+
+def _of_sum(before: str, behind: str) -> Row:
+    def row(given: Given) -> str:
+        """The formulas around a sum, of dtypes that hold squares: their results may be in memory."""
+        given.floats_of_first()
+        axes, shape = given.integers(1, "axes"), given.shape()
+        listed = sorted({axis % len(shape) for axis in axes or range(len(shape))})
+        is_nothing = not listed or math.prod(shape) == 0 or given.attribute("noop_with_empty_axes", 0)
+        if is_nothing or given.type().dtype not in ("f32", "f64"):
+            raise LeftError(Why.NOT_IN_TABLE, f"{given.node.op_type} of {given.type()} over {axes}")
+        given.inputs[0] = given.formula(before, given.inputs[0]) if before else given.inputs[0]
+        made = _reduced(given, "ReduceSum", tuple(listed), bool(given.attribute("keepdims", 1)))
+        return given.formula(behind, made) if behind else made
 
     return row
 
@@ -232,27 +258,6 @@ def _reshape(given: Given) -> str:
             raise LeftError(Why.SHAPE, given.type())
         wanted[wanted.index(-1)] = math.prod(shape) // others
     return _reshaped(given, tuple(wanted))
-
-
-def _expand(given: Given) -> str:
-    """Of five axes, as heads of keys are repeated: others are ONNX Runtime's, which reads what they make."""
-    given.floats_of_first()
-    shape = np.broadcast_shapes(given.shape(), given.integers(1) or ())
-    if len(shape) != 5 or len(given.shape()) != 5:
-        raise LeftError(Why.NOT_IN_TABLE, f"Expand of {given.type()}")
-    return given.inputs[0] if shape == given.shape() else given.add(Expand(shape), given.inputs[0])
-
-
-def _gather(given: Given) -> str:
-    """Rows of a constant table; other gathers are ONNX's. Negative indices count from the end."""
-    table, made = given.known(0, Why.NOT_IN_TABLE), given.type(1)
-    rank = len(made.shape or ())
-    is_rows = table.ndim == 2 and given.attribute("axis", 0) % 2 == 0 and given.type().is_spec
-    if not is_rows or made.dtype not in INDICES or not 1 < rank <= MOST_AXES or not made.size:
-        raise LeftError(Why.NOT_IN_TABLE, f"Gather of {made} from {given.type()}")
-    rows, features = table.shape
-    op = Embedding(rows, features, dtype=given.type().dtype, from_end=True)
-    return given.layer(op, given.inputs[1], given.inputs[0])
 
 
 def _flatten(given: Given) -> str:
@@ -353,6 +358,7 @@ TABLE: dict[str, Row] = {
     **{name: _joined(name, text) for name, text in JOINED.items()},
     **{name: _activation(make) for name, make in ACTIVATIONS.items()},
     **{name: _reduction(name) for name in REDUCTIONS},
+    **{name: _of_sum(*texts) for name, texts in OF_SUMS.items()},
     "Clip": _clip,
     "HardSigmoid": _hard_sigmoid,
     "Selu": _selu,
@@ -364,8 +370,8 @@ TABLE: dict[str, Row] = {
     "DequantizeLinear": dequantized,
     "Reshape": _reshape,
     "Flatten": _flatten,
-    "Gather": _gather,
-    "Expand": _expand,
+    "Gather": gather,
+    "Expand": expanded,
     "Squeeze": _squeeze,
     "Unsqueeze": _unsqueeze,
     "Transpose": _transpose,
