@@ -27,6 +27,7 @@ from torch.utils import _pytree as pytree
 from fuseplan.errors import ArgumentError
 from fuseplan.stores import cache
 from fuseplan.tensors.torch_tensors import alike
+from fuseplan.torch import overrides
 from fuseplan.torch.called import UnseenError, outline, recorded, repeats
 from fuseplan.torch.einsum import Products
 from fuseplan.torch.flexible import FLEX, READ, read_scores
@@ -308,7 +309,8 @@ def _exported(
         with warnings.catch_warnings(), contextlib.redirect_stderr(said):
             warnings.simplefilter("ignore")  # torch's own, of its parts
             program = _program(module, inputs, kwargs, dynamic_shapes)
-            program = program.run_decompositions({aten.copy.default: _copied})
+            with overrides.few(device):
+                program = program.run_decompositions({aten.copy.default: _copied})
     except Exception as error:  # torch.export raises errors of many kinds, and prints its graph
         raise ArgumentError(f"torch.export does not take {_told(module, error)}") from error
     sys.stderr.write(said.getvalue())
@@ -330,8 +332,7 @@ def _exported(
     constants = lifted.values()
     targets = [each.target for each in signature.input_specs if each.target is not None]
     state = tuple(program.constants[each] if each in constants else each for each in targets)
-    call = program.call_spec
-    ranges = program.range_constraints
+    call, ranges = program.call_spec, program.range_constraints
     return Exported(program.graph_module, device, state, call.in_spec, call.out_spec, ranges)
 
 
