@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,7 @@ def tensors(
     return TensorSpec(shape, dtype, strides=strides, names=names)
 
 
+@cache
 def activations(number: st.SearchStrategy[float] = MODERATE) -> st.SearchStrategy[Op]:
     """Every activation, with any parameters."""
     plain: list[Any] = [kind for kind in ACTIVATIONS if kind not in (Clamp, Gelu)]
@@ -68,8 +70,13 @@ def elementwise(
     number: st.SearchStrategy[float] = MODERATE, src: TensorSpec | None = None
 ) -> st.SearchStrategy[Op]:
     """Every elementwise operator; those that take `src`, where it is given."""
-    if src is not None and not src.has_channel_names:
-        return elementwise(number).filter(lambda op: op.reads is None)
+    return _elementwise(number, src is None or src.has_channel_names)
+
+
+@cache  # of one strategy, all that it is made of is looked at once
+def _elementwise(number: st.SearchStrategy[float], with_channels: bool) -> st.SearchStrategy[Op]:
+    if not with_channels:
+        return _elementwise(number, True).filter(lambda op: op.reads is None)
     return st.one_of(
         activations(number),
         st.builds(Bias),

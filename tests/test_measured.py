@@ -28,10 +28,11 @@ def test_the_page_is_current() -> None:
 
 
 def test_the_page_of_speed_is_current(tmp_path: Path) -> None:
-    assert (ROOT / "docs" / "speed.md").read_text() == speed.page(RESULTS), "run `make docs`"
+    written = speed.page(RESULTS)
+    assert (ROOT / "docs" / "speed.md").read_text() == written, "run `make docs`"
     drawn, kept = speed.draw(RESULTS, tmp_path / "speed.svg"), ROOT / "docs" / speed.CHART
     assert words(drawn) == words(kept), "run `make docs`"
-    assert f"]({speed.CHART})" in speed.page(RESULTS)
+    assert f"]({speed.CHART})" in written
     assert f"](docs/{speed.CHART})" in (ROOT / "README.md").read_text()
 
 
@@ -43,7 +44,7 @@ def test_recorded_rows_are_stamped(place: Path) -> None:
         assert place.stem.removeprefix(FILE) in suite.names()
         rows = list(recorded.read(place))
         records = [row.to_json() for row in rows]
-        assert all(str(FusionPlan.parse(row.plan)) == row.plan for row in rows)
+        assert all(str(FusionPlan.parse(plan)) == plan for plan in {row.plan for row in rows})
     for record in records:
         assert record["run"]
         assert record["commit"]

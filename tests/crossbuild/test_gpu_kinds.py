@@ -5,6 +5,7 @@
 
 import json
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -77,6 +78,9 @@ CASES = list(builds(PLANS, [parse_target(kind) for kind in KINDS]))
 ALLOWED = allowances(ROOT / "benchmarks" / "allowed_spills.toml")
 
 
+compiled = cache(compile_source)  # some tests look at one kernel
+
+
 def name_of(build: Build) -> str:
     return f"{build.target.name}-{build.template.name}-{build.plan}"
 
@@ -92,7 +96,7 @@ def test_products_compile_for_other_kinds(chip: str) -> None:
 @pytest.mark.parametrize("build", CASES, ids=name_of)
 def test_a_kernel_compiles_and_is_sound(build: Build) -> None:
     job = build.job
-    artifact = compile_source(job.source, job.types, job.target)
+    artifact = compiled(job.source, job.types, job.target)
     built = judged(build, job, artifact.pack(), ALLOWED)
     assert not built.faults, f"{build.template.text}\n{job.source.text}\n{built.resources}"
 
@@ -101,7 +105,7 @@ def test_exponentials_run_beside_the_product_with_the_values() -> None:
     """ptxas moves waits for products up, but to the end of a block of instructions at most."""
     plan = "bf16[2x16x1024x128, bhsd] -> attention"
     job = next(builds([plan], [parse_target("triton:sm_90")], only=HopperAttention.name)).job
-    code = sass.disassembled(compile_source(job.source, job.types, job.target).binary, PACKAGE)
+    code = sass.disassembled(compiled(job.source, job.types, job.target).binary, PACKAGE)
     lines = [line.text for line in code.lines]
     waits = [place for place, line in enumerate(lines) if sass.WAIT.match(line)]
     beside = [lines[first:last] for first, last in pairwise(waits) if lines[first].endswith("0x1")]
@@ -115,7 +119,7 @@ def test_exponentials_run_beside_the_products_of_gradients(by: str) -> None:
     """In the loop, behind the wait for the scores, and in front of the next one; nothing is spilled there."""
     plan = f"bf16[2x16x1024x128, bhsd] -> attention_gradient(is_causal=True, by={by})"
     job = next(builds([plan], [parse_target("triton:sm_90")], only=HopperAttentionGradient.name)).job
-    code = sass.disassembled(compile_source(job.source, job.types, job.target).binary, PACKAGE)
+    code = sass.disassembled(compiled(job.source, job.types, job.target).binary, PACKAGE)
     lines = [line.text for line in code.lines]
     waits = [place for place, line in enumerate(lines) if sass.WAIT.match(line)]
     beside = [lines[first:last] for first, last in pairwise(waits) if lines[first].endswith("0x2")]
@@ -138,7 +142,7 @@ def test_no_three_products_of_attention_spill(word: str, size: int) -> None:
     for each in three:
         source = each.emit(kernel, target)
         types = types_of(source, kernel, each, target)
-        used = compile_source(source, types, target).resources
+        used = compiled(source, types, target).resources
         assert not used["spill_bytes"]
         assert not used["serialized"]
 

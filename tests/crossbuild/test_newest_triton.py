@@ -1,8 +1,8 @@
 """The newest Triton that the project supports, beside the oldest, which is installed: what it makes is sound.
 
-Compiled are the plans of `test_gpu_kinds`, for gfx942 one of each template, and, for both, of each template
-and class of dtypes one cell of the supported table; those cells are interpreted, too. `fuseplan crossbuild
---triton` compiles suites.
+Compiled are the plans of `test_gpu_kinds`, for gfx942 one of each template, of which continuous integration
+takes half, and, for both, of each template and class of dtypes one cell of the supported table; those cells
+are interpreted, too. `fuseplan crossbuild --triton` compiles suites.
 """
 
 import os
@@ -85,6 +85,7 @@ def job_of(kind: type[GpuTemplate], plan: FusionPlan | str, target: str, place: 
     return Job(source, types_of(source, kernel, chosen, known), known)
 
 
+@pytest.mark.part(2)  # the oldest Triton compiles all, and the newest a cell of each template and dtype
 @pytest.mark.parametrize("build", BUILDS, ids=name_of)
 def test_a_kernel_compiles_and_is_sound(worker: Worker, build: Build) -> None:
     built = judged(build, build.job, worker.compile(build.job), ALLOWED)

@@ -180,6 +180,7 @@ def test_explanations_keep_to_the_screen(target: str, columns: int, monkeypatch:
 
 
 def test_tables_of_a_pipe_keep_to_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fuseplan.cli.support.DTYPES", ("f32", "i8"))  # rows as wide as those of all dtypes
     for columns in (80, 130):
         monkeypatch.setenv("COLUMNS", str(columns))
         told = call("supported", "--target", "cpu:avx2").stdout

@@ -129,7 +129,7 @@ def made(kind: type[GpuTemplate], plan: str, most: int) -> list[Artifact]:
 
 def overwritten(kind: type[GpuTemplate], plan: str) -> list[bool]:
     """Whether the code of each of the first candidates overwrites factors; of one at least it could."""
-    codes = [sass.disassembled(each.binary, compiler.PACKAGE) for each in made(kind, plan, 4)]
+    codes = [sass.disassembled(each.binary, compiler.PACKAGE) for each in made(kind, plan, 2)]
     assert any(sass.from_registers(each) for each in codes)
     return [bool(sass.overwritten(each)) for each in codes]
 
