@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import fx, nn
+from torch.utils.checkpoint import checkpoint
 
 from fuseplan.torch import dynamo
 from fuseplan.torch.cutting import Fusion, fused
@@ -190,6 +191,29 @@ def test_saved_values_that_a_caller_sees_lie_as_torchs(made: list[Fusion]) -> No
     ]
     torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-4)
     assert len(made) == 2
+
+
+def test_what_a_checkpoint_makes_again_is_not_kept() -> None:
+    """And what a convolution reads is, without one: its weight's gradient reads it."""
+    torch.manual_seed(0)
+    convs = nn.Sequential(nn.Conv2d(4, 16, 3), nn.SiLU(), nn.Conv2d(16, 4, 3))
+    src, kept = torch.randn(2, 4, 12, 12, requires_grad=True), list[int]()
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(tensor.numel())
+        return tensor
+
+    def again(src: torch.Tensor) -> Any:
+        return checkpoint(convs, src, use_reentrant=False)
+
+    for run, count in ((convs, 2), (again, 0)):
+        torch._dynamo.reset()
+        kept.clear()
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            made = torch.compile(run, backend=dynamo.compile_graph, dynamic=False)(src)
+        assert kept.count(2 * 16 * 10 * 10) == count
+        found = [torch.autograd.grad(each.square().sum(), src)[0] for each in (made, convs(src))]
+        torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(

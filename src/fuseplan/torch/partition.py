@@ -50,12 +50,14 @@ def _leak_by_results(graph: fx.Graph) -> None:
 
 
 def _is_convolved(node: fx.Node) -> bool:
-    """Whether a convolution on a CPU reads a value, as its weight's gradient does: no kernel makes both."""
+    """Whether a convolution on a CPU reads a value, as its weight's gradient does: no kernel makes both.
+
+    Not of values that the caller's checkpoints make again.
+    """
     value = node.meta.get("val")
     is_here = isinstance(value, torch.Tensor) and value.device.type == "cpu" and node.op == "call_function"
-    return is_here and any(
-        user.target is aten.convolution.default and user.args[0] is node for user in node.users
-    )
+    readers = [each for each in node.users if each.target is aten.convolution.default]
+    return is_here and "recompute" not in node.meta and any(each.args[0] is node for each in readers)
 
 
 def _is_table(node: fx.Node) -> bool:

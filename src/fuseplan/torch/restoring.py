@@ -83,7 +83,10 @@ class Lying:
         if all(each is other.meta.get("val") for other, each in read.items()):
             return value
         args, kwargs = fx.map_arg((node.args, node.kwargs), read.__getitem__)
-        return node.target(*args, **kwargs)
+        try:
+            return node.target(*args, **kwargs)
+        except RuntimeError:  # no view of a tensor that lies so
+            return None
 
 
 def _is_unlike(node: fx.Node, unlike: set[fx.Node]) -> bool:
