@@ -154,7 +154,7 @@ class BoundPlan:
         return outcome
 
     def unchecked(
-        self, src: Any, address: int, operands: Words, given: tuple[Any, int] | None = None
+        self, src: Any, address: int, operands: Words, given: tuple[Any, int] | None = None, old: Any = None
     ) -> list[Any]:
         """The output, and new results, of a call on memory that the caller has checked.
 
@@ -163,11 +163,14 @@ class BoundPlan:
             address: where it lies.
             operands: the words of all that is not bound, as `word_of` names their places. No result is.
             given: the output and where it lies; a new one otherwise.
+            old: by the words of results that are updated, tensors of torch's with the values before.
         """
         out, target = given or self._make(src)
         made, words = [out], operands
         for place, _, make in self._results:
             tensor, begin = make(src)  # type: ignore[misc]
+            if old and place in old:
+                tensor.copy_(old[place])
             made.append(tensor)
             words = [*words, (place, begin)]
         self._run(address, target, words)
@@ -182,7 +185,9 @@ class BoundPlan:
         return look_of(self._runner, key, tensor, is_in_place=False)
 
     def word_of(self, key: str) -> tuple[int, Any]:
-        """The place of the word with the address of an operand as a kernel reads it, and its packing."""
+        """The place of the word with the address of a result, or an operand as it is read; its packing."""
+        if key in self._makers:
+            return self._runner.required("result", key), None
         return self._runner.required("operand", key), self._runner.operands[key]
 
     def __copy__(self) -> BoundPlan:

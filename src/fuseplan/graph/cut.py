@@ -42,6 +42,7 @@ class Site:
         nodes: in an order of execution.
         src, dst: names of the values that it reads and makes.
         beside: src and the values that lie beside it along an axis, where the plan reads them as one tensor.
+        further: the values that are the plan's results, with their places behind its output.
         ranges: of dst, the values that it makes, where they are several, or one whose axes lie in another
             order: dst is no value of the graph then.
         operands: by the plan's keys: the name of a value, several names, or an array that is bound once.
@@ -71,6 +72,7 @@ class Site:
     ranges: Mapping[str, Slice | Permute] = field(default_factory=dict)
     apart: Reason | None = field(default=None, compare=False)
     beside: Joined | None = None
+    further: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def built(self) -> Records:
@@ -106,7 +108,7 @@ class Site:
 
     @property
     def results(self) -> tuple[str, ...]:
-        """The names of the graph's values that it makes."""
+        """The names of the graph's values that its output is."""
         return tuple(self.ranges) or (self.dst,)
 
     def whole(self, results: Sequence[Tensor]) -> Tensor:

@@ -50,6 +50,7 @@ def find(
     last: Collection[str] = (),
     joins: bool = True,
     ranges: bool = True,
+    results: bool = False,
     rules: Sequence[Rule] = (),
     is_apart: Callable[[Node], bool] = lambda node: isinstance(node.op, Foreign),
 ) -> Cut:
@@ -61,6 +62,7 @@ def find(
         last: values that lie channels last where no plan makes or reads them; all others lie in order.
         joins: plans may write into the values that join their results.
         ranges: one plan may compute several products of an input, whose weights are joined.
+        results: plans may make several values of the graph.
         rules: of the caller, the first that holds first.
         is_apart: whether a library computes a node, and no plan.
 
@@ -68,7 +70,7 @@ def find(
         ArgumentError: the target, the threads or the accuracy cannot be.
     """
     inputs = frozenset(weights), frozenset(last)
-    finder = _Finder(graph, target, threads, accuracy, *inputs, joins, rules, is_apart)
+    finder = _Finder(graph, target, threads, accuracy, *inputs, joins, results, rules, is_apart)
     finder.find()
     sites, tried = together(graph, finder.sites, finder._decided) if ranges else (finder.sites, [])
     sites.sort(key=lambda site: min(graph.place(name) for name in site.results))
@@ -84,6 +86,7 @@ class _Finder:
     weights: frozenset[str]
     last: frozenset[str]
     joins: bool
+    results: bool
     rules: Sequence[Rule]
     is_apart: Callable[[Node], bool]
     sites: list[Site] = field(default_factory=list)
@@ -177,7 +180,9 @@ class _Finder:
 
     def _anchored(self, node: Node, layer: Layer, pieces: Nodes) -> None:
         """The site around a contraction or an operator with statistics, which a node or its pieces are."""
-        if any(node.outputs[1:]):
+        further = [name for name in node.outputs[1:] if name]
+        # A region may read what follows from a result that others read.
+        if further and (not self.results or any(self.graph.readers[name] for name in further)):
             self.left[id(node)] = Reason(Why.FORMULA, f"{layer.word} has several results")
             return
         if "weight" in layer.keys and node.inputs[1] not in self._known:
@@ -230,6 +235,7 @@ class _Finder:
             return self._no((*pieces, *region.nodes), error.reason)
         centre = self._centre(node, layer)
         ended = before or region.ended
+        further = {name: place for place, name in enumerate(node.outputs) if place and name}
 
         def form(middle: list[Stage]) -> Site | Reason:
             for values, nodes, front in self._fronts(node, layer, pieces):
@@ -237,7 +243,7 @@ class _Finder:
                 read = src_of(self.graph, values, made, src)
                 site = self._site(read, made, whole, values, region.head, ended)
                 if isinstance(site, Site):
-                    return site
+                    return replace(site, further=further)
             return site
 
         plain = [centre, *stages]
@@ -338,7 +344,7 @@ class _Finder:
 
     def _pointwise(self, region: Region) -> Site | Reason:
         reason = Reason(Why.FORMULA)
-        for spec in layouts.readings(self.graph.types[region.start]):
+        for spec in layouts.readings(self.graph, region.start, region.nodes):
             try:
                 stages = written(self.graph, region, spec, self.rules)
             except Unwritten as error:

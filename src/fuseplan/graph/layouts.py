@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.layer import Layer
 from fuseplan.graph.memory import Buffer
+from fuseplan.graph.node import Node
 from fuseplan.graph.op import GraphOp
 from fuseplan.graph.ops import VIEWS, Foreign, Permute, Slice
 from fuseplan.graph.type import Type, bits_of
@@ -60,9 +61,12 @@ def strides_in(graph: Graph, name: str) -> tuple[int, ...] | None:
     return tuple(step // array.itemsize for step in array.strides) if is_view else None
 
 
-def readings(made: Type) -> Iterator[TensorSpec]:
-    """A tensor with each axis that may be its channels."""
-    shape = made.shape or ()
+def readings(graph: Graph, name: str, nodes: Sequence[Node]) -> Iterator[TensorSpec]:
+    """What nodes read, with each axis that may be its channels, named as what they read beside it."""
+    made = graph.types[name]
+    shape, types = made.shape or (), [graph.types[each] for node in nodes for each in node.inputs]
+    named = (each for each in types if each.names and each.shape == shape and not made.names)
+    made = next(named, made)
     if made.names == channel_names(len(shape)) and len(shape) > 2:
         yield TensorSpec(shape, made.dtype, LAYOUTS[len(shape)][-1])
         return

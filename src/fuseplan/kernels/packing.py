@@ -288,7 +288,9 @@ class Packing:
     @property
     def only_moves(self) -> bool:
         """Whether its elements are those of the operand, and zeros."""
-        return all(isinstance(step, Reshape | Transpose | Pad | Take | Tiles) for step in self.steps)
+        chains = (step.chains if isinstance(step, Join) else ((step,),) for step in self.steps)
+        moves = (each for some in chains for chain in some for each in chain)
+        return all(isinstance(each, Reshape | Transpose | Pad | Take | Tiles) for each in moves)
 
     @property
     def seconds(self) -> float:
@@ -300,7 +302,8 @@ class Packing:
         shape, is_view = self.shape, True
         for step in self.steps:
             is_uneven = isinstance(step, Tiles) and shape[step.axis] % step.extent
-            is_view &= not is_uneven and not (isinstance(step, Pad | Take) and step.after(shape) != shape)
+            is_changed = isinstance(step, Pad | Take | Join) and step.after(shape) != shape
+            is_view &= not is_uneven and not is_changed
             shape = step.after(shape)
         return 3e-6 + prod(shape) * (2.8e-9 if not self.only_moves else 0.35e-9 if is_view else 1.1e-9)
 

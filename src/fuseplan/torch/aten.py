@@ -285,15 +285,13 @@ def _cast(given: Given) -> str:
 
 
 def _first(given: Given) -> str:
-    """The first result of an operator that the table has read; parts of tensors; convolutions' gradients."""
+    """A result of an operator that the table has read; parts of tensors; convolutions' gradients."""
     maker = given.node.args[0]
     if maker.target in PARTS:
         return PARTS[maker.target](given)
-    if given.node.args[1] != 0 or not given.is_read(maker):
-        raise LeftError(Why.NOT_IN_TABLE, "a further result")
-    name = given.value(maker)
-    if given.type_of(name).dtype == "?":
-        raise LeftError(Why.NOT_IN_TABLE, "a result of an operator that torch runs")
+    name = given.result_name(given.value(maker), given.node.args[1]) if given.is_read(maker) else ""
+    if not given.is_made(name):
+        raise LeftError(Why.NOT_IN_TABLE, "a further result, or that of an operator that torch runs")
     return name
 
 

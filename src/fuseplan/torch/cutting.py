@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import operator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,7 +20,7 @@ from fuseplan.graph.find import find
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.layer import Layer
 from fuseplan.graph.node import Node
-from fuseplan.graph.ops import Expand, Foreign, Permute, Slice
+from fuseplan.graph.ops import Permute, Slice
 from fuseplan.graph.rules import Rule
 from fuseplan.graph.why import Reason, Why
 from fuseplan.graph.write import Joined
@@ -28,15 +29,12 @@ from fuseplan.kernels.template import Accuracy
 from fuseplan.language.declarations import Operand, Result
 from fuseplan.language.layouts import dense
 from fuseplan.language.tensor import Dense, TensorSpec
-from fuseplan.ops.affine import Bias
-from fuseplan.ops.gradient import LinearWeightGradient
-from fuseplan.ops.matmul import Product
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.tensors.arguments import dtypes_taken
 from fuseplan.tensors.torch_tensors import DTYPES, NAMES
 from fuseplan.torch.described import Described
 from fuseplan.torch.eager import Eager
-from fuseplan.torch.gaps import copies_too_much
+from fuseplan.torch.gaps import copies_too_much, is_torchs
 from fuseplan.torch.given import stands_for, type_of
 from fuseplan.torch.kernels import target_of
 from fuseplan.torch.lying import (
@@ -53,6 +51,7 @@ from fuseplan.torch.opening import Opened, gapless, joins_rows, opened_of, point
 from fuseplan.torch.operator import launched
 from fuseplan.torch.reader import ReadGraph, read
 from fuseplan.torch.restoring import restore
+from fuseplan.torch.rivals import is_alone, is_brief, is_packed, is_slow_attention
 from fuseplan.torch.texts import given_of, operators_text
 
 aten = torch.ops.aten
@@ -88,8 +87,9 @@ def fused(
     joins: bool = False,
     ranges: bool = True,
     framework: type[Eager] = Eager,
-    is_apart: Callable[[Node], bool] = lambda node: isinstance(node.op, Foreign),
+    is_apart: Callable[[Node], bool] = is_torchs,
     accuracy: Accuracy = "default",
+    saved: Collection[int] = (),
 ) -> Fusion:
     """Cuts a graph of functional ATen operators, whose nodes have `val`, and puts plans into a copy.
 
@@ -104,10 +104,11 @@ def fused(
         rules: of the caller.
         joins: plans may write into the values that join their results, where calls give them the memory.
         ranges: plans may compute several products of an input: their weights are joined whenever one changes,
-            as in each step of training, where it is left out.
+            as in each step of training, where it is left out, and plans may have several results.
         framework: what computes the operators that no plan does.
         is_apart: whether it computes an operator whatever plans there are.
         accuracy: as for `fuseplan.compile`.
+        saved: the places of outputs that nobody but the backward pass reads, which may lie in any order.
     """
     example, other = points(given) if opens else (given, None)
     may: dict[str, Any] = {"rules": rules, "ranges": ranges, "is_apart": is_apart, "accuracy": accuracy}
@@ -120,11 +121,12 @@ def fused(
     cut = _without(cut, Why.OPEN_EXTENT, lambda site: site.dst not in opened)
     cut = _without(cut, Why.INDUCTOR, lambda site: not is_taken(site))
     if device.type == "cuda" and not ranges:
-        cut = _without(cut, Why.PACKED, _is_packed)
+        cut = _without(cut, Why.PACKED, is_packed)
     if device.type == "cuda" and choose == "predicted":
-        cut = _without(cut, Why.UNMEASURED, _is_slow_attention)
-        cut = _without(cut, Why.ALONE, lambda site: not ranges and _is_alone(site))
+        cut = _without(cut, Why.UNMEASURED, is_slow_attention)
+        cut = _without(cut, Why.ALONE, lambda site: not ranges and is_alone(site))
     if device.type == "cpu" and choose == "predicted" and framework is Eager:
+        cut = _without(cut, Why.ALONE, lambda site: not ranges and is_brief(site))
         cut = _without(cut, Why.COPIED, lambda site: copies_too_much(site, found.makers))
     with _without_modes():  # tensors without elements cannot be measured
         cut = chosen(cut, framework(module, found, device, inputs), choose, is_built)
@@ -134,16 +136,20 @@ def fused(
     for node in module.graph.nodes:
         node.target = VIEWS.get(node.target, node.target)
     drop_copies(module.graph)
-    restore(module.graph)
+    restore(module.graph, saved)
     computed = {found.makers.get(name) for site in cut.sites for node in site.nodes for name in node.outputs}
-    for node in reversed(module.graph.nodes):
-        # To torch, attention is no dead code: its dropout would draw random numbers.
-        if node in computed and not node.users:
-            module.graph.erase_node(node)
+    _erase(module.graph, computed)
     ask_for_less(module.graph)
     module.graph.eliminate_dead_code()
     module.recompile()
     return Fusion(module, given.graph, cut)
+
+
+def _erase(graph: fx.Graph, computed: Collection[fx.Node | None]) -> None:
+    """Takes out what plans compute: to torch, attention with dropout is no dead code."""
+    for node in reversed(graph.nodes):
+        if node in computed and not node.users:
+            graph.erase_node(node)
 
 
 def _without_modes() -> AbstractContextManager[None]:
@@ -166,8 +172,13 @@ def _found(
             node.replace_all_uses_with(maker)
     last = {name for name, node in found.makers.items() if _is_channels_last(node)}
     weights = _weights(found.graph)
-    cut = find(found.graph, target, threads=threads, weights=weights, last=last, joins=joins, **may)
-    cut = _without(cut, Why.INNER_VALUE, lambda site: not {*site.results, *site.reads} <= found.makers.keys())
+    how: dict[str, Any] = {"joins": joins, "results": not may["ranges"], **may}
+    cut = find(found.graph, target, threads=threads, weights=weights, last=last, **how)
+    cut = _without(
+        cut,
+        Why.INNER_VALUE,
+        lambda site: not {*site.results, *site.further, *site.reads} <= found.makers.keys(),
+    )
     return module, found, cut
 
 
@@ -178,47 +189,6 @@ def _without(cut: Cut, why: Why, is_left: Callable[[Site], bool]) -> Cut:
     return replace(cut, sites=sites, left={**cut.left, **reasons})
 
 
-def _is_slow_attention(site: Site) -> bool:
-    """Whether the plan is torch's own attention, and torch's kernels may be faster.
-
-    On an H100 in bf16, the fastest of them takes of the plan's time, by the plan's kernel:
-        hopper_attention: 0.86 to 1.13, 1.04 in the geometric mean of 26 shapes
-        attention, one query: 0.98 to 1.01
-        attention, at most as many tiles of 64 queries as processors: 1.10 to 1.22
-        attention, more tiles: 0.52 to 0.94
-    """
-    if not any(isinstance(node.op, Layer) and node.op.op.kind == "attention" for node in site.nodes):
-        return False
-    if any(isinstance(node.op, Expand) for node in site.nodes):
-        return False  # torch's kernels read copies of keys and values, one for each head of queries
-    records = site.built
-    made, target = records.kernel.attention, records.target
-    tiles = made.batch * made.heads * -(-made.queries // 64)
-    is_measured = target.name == "sm_90" and records.kernel.src.dtype in ("f16", "bf16")
-    is_small = made.queries == 1 or (is_measured and tiles <= target.processors)
-    return not is_small and records.choice.template.name != "hopper_attention"
-
-
-def _is_packed(site: Site) -> bool:
-    """Whether the plan's kernel multiplies by a copy of the weight, which each step makes anew."""
-    records = site.built
-    if not isinstance(site.plan.ops[0], Product):
-        return False
-    weight = records.kernel.weight
-    return not records.choice.template.packing(records.kernel, records.target, weight).is_plain
-
-
-def _is_alone(site: Site) -> bool:
-    """Whether the plan is a product of a training step, with its bias at most: cuBLAS computes it as fast."""
-    op, *behind = site.plan.ops
-    if not isinstance(op, Product | LinearWeightGradient) or site.ranges:
-        return False
-    if any(not isinstance(each, Bias) for each in behind):
-        return False
-    is_half = site.plan.src.dtype in ("f16", "bf16")
-    return is_half and op.features % 8 == 0 and site.plan.src.channels % 8 == 0
-
-
 def _weights(graph: Graph) -> set[str]:
     """The inputs that are second factors of products."""
     layers = (node for node in graph.nodes if isinstance(node.op, Layer) and "weight" in node.op.keys)
@@ -227,6 +197,8 @@ def _weights(graph: Graph) -> set[str]:
 
 def _is_channels_last(node: fx.Node) -> bool:
     """Whether torch has the channels of the value next to each other, and not its positions."""
+    if ORDER in node.meta:
+        return bool(node.meta[ORDER][2:] and node.meta[ORDER][-1] == 1)
     strides = node.meta["val"].stride()
     return len(strides) > 2 and all(int(strides[1]) < int(each) for each in strides[2:])
 
@@ -274,11 +246,14 @@ class _Writer:
             call = self._graph.call_function(launched, (text, src, operands))
             made = self._graph.call_function(first, (call,))
             results = [self._view(made, op) for op in site.ranges.values()] or [made]
+            for name, place in site.further.items():
+                heads.append(self._makers[name])
+                results.append(self._graph.call_function(operator.getitem, (call, place)))
         for head, result in zip(heads, results, strict=True):
             self._replace(head, result)
         if site.ranges:
             is_lain = self._is_lain(src, site.plan.src)
-            for result, op in zip(results, site.ranges.values(), strict=True):
+            for result, op in zip(results, site.ranges.values(), strict=False):
                 order = op.order if isinstance(op, Permute) and is_lain else ()
                 result.meta[ORDER] = tuple(map(order.index, range(len(order))))
         elif self._is_lain(src, site.plan.src):

@@ -24,12 +24,13 @@ from fuseplan.torch.flexible import read_scores
 from fuseplan.torch.heads import join_losses
 from fuseplan.torch.intact import keep_attention, restore_attention
 from fuseplan.torch.lifetimes import Lifetimes
-from fuseplan.torch.lying import laid_out
+from fuseplan.torch.lying import ORDER, laid_out, order_of
 from fuseplan.torch.masks import fold_masks, hide_by_masks, simplify_masks, sum_masks
 from fuseplan.torch.operator import launched
 from fuseplan.torch.partition import partitioned
 from fuseplan.torch.reporting import report_of, trace
-from fuseplan.torch.siblings import join_siblings
+from fuseplan.torch.restoring import Lying
+from fuseplan.torch.siblings import join_siblings, multiply_by_rows
 from fuseplan.torch.sites import Site
 from fuseplan.torch.trained import train_attention
 
@@ -80,7 +81,8 @@ def _compiled(
         read_scores(given.graph)
         given.recompile()
     how: dict[str, Any] = {each: getattr(options, each) for each in ("choose", "rules", "accuracy")}
-    how |= {"ranges": is_inference, "inputs": example if _is_like(example, inputs) else ()}
+    saved = _saved(given, device) if options.rest == "torch" else []
+    how |= {"saved": saved, "ranges": is_inference, "inputs": example if _is_like(example, inputs) else ()}
     own = _own(given) if is_inference else []
     form = partial(fused, given, device, joins=bool(own) and device.type == "cpu", **how)
     is_beside = options.rest == "inductor" and not (own and _is_alone(form, options, own, device))
@@ -96,6 +98,7 @@ def _compiled(
     if is_beside:
         return inductor.compiled(given, inputs, device, is_inference=is_inference, **how)
     made = form()
+    _tell_strides(made.module.graph, saved)
     trace(lambda: report_of(made, device))
     if own:
         return _planned(made.module, own, device)
@@ -112,7 +115,32 @@ def _backward(
     """The graph of a backward pass; Inductor's kernels write what products that are joined read."""
     if options.rest == "inductor":
         join_siblings(given)
+    else:
+        multiply_by_rows(given)
+        # Inputs lie as the forward pass left them; `val` tells how torch's operators would have.
+        for node, each in zip(given.graph.find_nodes(op="placeholder"), inputs, strict=True):
+            if isinstance(each, torch.Tensor) and each.stride() != node.meta["val"].stride():
+                node.meta[ORDER] = tuple(order_of(each))
     return _compiled(given, inputs, options, **more)
+
+
+def _saved(given: fx.GraphModule, device: torch.device) -> list[int]:
+    """The places of a forward pass's outputs that its backward pass alone reads, on a CPU."""
+    context = TracingContext.try_get()
+    told = context.fw_metadata if context and context.output_strides is not None else None
+    if told is None or device.type != "cpu" or _is_open(given) or told.num_symints_saved_for_bw is None:
+        return []
+    (outputs,) = next(iter(reversed(given.graph.nodes))).args
+    return [*range(len(outputs))[told.tensors_saved_for_backwards_slice]]
+
+
+def _tell_strides(graph: fx.Graph, saved: Sequence[int]) -> None:
+    """Tells torch how the saved outputs lie: the backward pass is compiled for tensors that lie so."""
+    if saved:
+        lying, (outputs,) = Lying(), next(iter(reversed(graph.nodes))).args
+        made = [lying.of(each) if place in saved else None for place, each in enumerate(outputs)]
+        strides = [each.stride() if isinstance(each, torch.Tensor) else None for each in made]
+        TracingContext.get().output_strides.extend(strides)
 
 
 def _is_alone(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -106,6 +107,10 @@ class Given:
         """Whether the graph has the node's value."""
         return node in self._values
 
+    def is_made(self, name: str) -> bool:
+        """Whether the graph has a value of the name, which is a tensor."""
+        return name in self._types and self._types[name].dtype != "?"
+
     def of(self, node: fx.Node) -> Given:
         """Another node, whose result this node takes a part of."""
         return Given(node, self._values, self._types)
@@ -139,6 +144,30 @@ class Given:
         if not self.type_of(inputs[0]).is_spec:
             raise LeftError(Why.SHAPE, self.type_of(inputs[0]))
         return self.add(Layer(op), *inputs)
+
+    @staticmethod
+    def result_name(name: str, place: int) -> str:
+        """The name of a further result of the operator that makes a value."""
+        return f"{name}:{place}" if place else name
+
+    def several(self, op: Op, *inputs: str) -> str:
+        """Adds an operator of plans whose further results are those of torch's operator, in its order.
+
+        Raises:
+            LeftError: a result that is read has another shape or dtype than torch's.
+        """
+        name, read = self.layer(op, *inputs), {user.args[1] for user in self.node.users if user.users}
+        _, *types = Layer(op).infer([self.type_of(each) for each in inputs])
+        outputs = [name]
+        for place, made in enumerate(types, 1):
+            outputs.append(self.result_name(name, place) if place in read else "")
+            if place not in read:
+                continue
+            wanted, self.made[outputs[-1]] = type_of(self.node.meta["val"][place]), made
+            if (made.shape, made.dtype) != (wanted.shape, wanted.dtype):
+                raise LeftError(Why.REFUSED, f"{self.node.target} makes {wanted}, not {made}")
+        self.added[-1] = replace(self.added[-1], outputs=tuple(outputs))
+        return name
 
     def formula(self, text: str, *inputs: str) -> str:
         """Adds a formula of leaves a, b, c, ..; nothing where one of the inputs can stand for its value.

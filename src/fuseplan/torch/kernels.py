@@ -185,7 +185,9 @@ class Kernel:
             for place, begin in addresses.items()
             if (look := looks[place]) and look.packed(given[place], begin)[0] == begin
         ]
-        return [(place, self.unbound.word_of(self._keys[place])[0]) for place in (*self._per_call, *lent)]
+        old = dict(self.old)
+        places = (*(place for place in self._per_call if place not in old), *lent)
+        return [(place, self.unbound.word_of(self._keys[place])[0]) for place in places]
 
     def held(self, given: Tensors) -> Bindings:
         """The plan with the constant operands bound, as they were packed before where they are the same."""
@@ -255,9 +257,10 @@ class Kernel:
         return self._bind([None] * len(self._keys))
 
     @property
-    def updates(self) -> bool:
-        """Whether the plan has results that it makes of their old values."""
-        return bool(self._updated)
+    def old(self) -> list[tuple[int, int]]:
+        """The places of old values that results are made of, with the words of these results."""
+        places = ((place, key) for place, key in enumerate(self._keys) if key in self._updated)
+        return [(place, self.unbound.word_of(key)[0]) for place, key in places]
 
     def moved(self, given: Tensors) -> dict[int, TensorSpec | Dense]:
         """The places of the operands per element that a call copies, since they lie otherwise, and how."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,8 +17,10 @@ from fuseplan.graph.node import Node, Origin
 from fuseplan.graph.ops import Concat, Foreign, Reshape
 from fuseplan.graph.type import Type
 from fuseplan.graph.why import LeftError, Reason, Why
+from fuseplan.language.layouts import LAYOUTS, channel_names
 from fuseplan.torch.aten import TABLE
 from fuseplan.torch.given import Given, origin_of, stands_for, type_of
+from fuseplan.torch.lying import ORDER
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,9 @@ class _Reader:
         if node.op == "output":
             self.outputs += [self.values[each] for each in node.all_input_nodes]
         elif node.op != "call_function":
-            self.inputs[node.name] = type_of(node.meta.get("val"))
+            made, order = type_of(node.meta.get("val")), node.meta.get(ORDER, ())
+            is_last = made.rank in LAYOUTS and order == (0, *range(2, made.rank), 1)
+            self.inputs[node.name] = replace(made, names=channel_names(made.rank)) if is_last else made
             self._is(node, node.name, self.inputs[node.name])
         else:
             same = self._earlier(node)
@@ -140,6 +144,7 @@ class _Reader:
         """The row's result has torch's shape and dtype, but for one of several, which `getitem` takes."""
         made, wanted = given.type_of(name), given.result
         further = [user for user in node.users if user.target is operator.getitem and user.args[1] != 0]
+        further = [user for user in further if given.result_name(name, user.args[1]) not in given.made]
         if wanted.dtype == "?" and any(user.users for user in further):
             raise LeftError(Why.NOT_IN_TABLE, f"{node.target}, whose further results are wanted")
         if wanted.dtype != "?" and (made.shape, made.dtype) != (wanted.shape, wanted.dtype):

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import operator
 import re
+from collections.abc import Collection
+from typing import Any
 
 import torch
 from torch import fx
 
+from fuseplan.language.layouts import dense
+from fuseplan.torch.described import Described
 from fuseplan.torch.lying import ORDER, is_dense, is_in_order, laid_out, order_of, tells_views
 
 aten = torch.ops.aten
@@ -22,21 +26,67 @@ COUNTED = ("as_strided", "as_strided_copy")  # views by places in memory
 # 0.07e-6, and gradients of small residual networks were up to 2.8 times as far as torch's.
 EASY = re.compile(
     r"_to_copy|_unsafe_\w+|_(log_)?softmax(_backward_data)?|_?native_(layer|batch)_norm\w*|_fused_rms_norm"
-    r"|cudnn_batch_norm\w*|convolution_backward|native_dropout\w*|embedding_dense_backward"
+    r"|(avg_pool2d|max_pool2d_with_indices)_backward|cudnn_batch_norm\w*|convolution_backward|native_dropout\w*|embedding_dense_backward"
 )
 
 
-def restore(graph: fx.Graph) -> None:
-    """Lays out anew what a caller, or an operator that reads memory by places, would see lie otherwise."""
+def restore(graph: fx.Graph, saved: Collection[int] = ()) -> None:
+    """Lays out anew what a caller, or an operator that reads memory by places, would see lie otherwise.
+
+    Args:
+        graph: with plans.
+        saved: the places of outputs that may lie in any order, where `Lying` knows it.
+    """
     unlike, made = set[fx.Node](), dict[fx.Node, fx.Node]()
     for node in graph.nodes:
         if _is_unlike(node, unlike):
             unlike.add(node)
+    lying = Lying()
     for node in list(graph.nodes):
         seen = node.all_input_nodes if node.op == "output" else []
+        if saved and seen:
+            outputs = enumerate(node.args[0])
+            seen = [each for place, each in outputs if place not in saved or lying.of(each) is None]
+            seen = [each for each in dict.fromkeys(seen) if isinstance(each, fx.Node)]
         seen = [each for each in node.all_input_nodes if each in unlike] if _is_particular(node) else seen
         for each in seen:
             node.replace_input_with(each, _restored(each, unlike, made))
+
+
+class Lying:
+    """The values of a graph with plans, without elements, as they lie when it runs."""
+
+    def __init__(self) -> None:
+        self._known: dict[fx.Node, Any] = {}
+
+    def of(self, node: Any) -> Any:
+        """The value of a node: dense, or several of an operator; None where it is not known how it lies."""
+        if isinstance(node, fx.Node) and node not in self._known:
+            made = self._made(node)
+            has_gaps = isinstance(made, torch.Tensor) and not is_dense(made, order_of(made))
+            self._known[node] = None if has_gaps or isinstance(made, Described) else made
+        return self._known.get(node)
+
+    def _made(self, node: fx.Node) -> Any:
+        value = node.meta.get("val")
+        if ORDER in node.meta or node.target is laid_out:
+            shaped = value if ORDER in node.meta else self.of(node.args[0])
+            order = node.meta.get(ORDER, node.args[1:2] and node.args[1])
+            is_known = shaped is not None and len(order) == len(shaped.shape)
+            return shaped.new_empty_strided(shaped.shape, dense(shaped.shape, order)) if is_known else None
+        if node.op != "call_function":
+            return value
+        read = {each: self.of(each) for each in node.all_input_nodes}
+        is_op = isinstance(node.target, torch._ops.OpOverload) or node.target is operator.getitem
+        if not is_op or any(each is None for each in read.values()):
+            return None
+        if all(each is other.meta.get("val") for other, each in read.items()):
+            return value
+        args, kwargs = fx.map_arg((node.args, node.kwargs), read.__getitem__)
+        try:
+            return node.target(*args, **kwargs)
+        except RuntimeError:  # no view of a tensor that lies so
+            return None
 
 
 def _is_unlike(node: fx.Node, unlike: set[fx.Node]) -> bool:

@@ -29,6 +29,7 @@ class _Known(NamedTuple):
         moved: the places of those of them that lie otherwise and are copied, and how the kernel has them.
         packed: the places of the others.
         looks: how each of these looked; nothing where they are joined before they are packed.
+        old: the places of values that results are made of, with the words of these.
     """
 
     kernel: Kernel
@@ -37,6 +38,7 @@ class _Known(NamedTuple):
     moved: Mapping[int, TensorSpec | Dense]
     packed: list[int]
     looks: Mapping[int, Look]
+    old: list[tuple[int, int]]
 
 
 class Site:
@@ -70,8 +72,9 @@ class Site:
         if not address or not all(at for _, at in words):
             return []
         bindings = self._bindings(known, given) if known.packed else None
+        old = {word: given[place] for place, word in known.old}
         if bindings is not None:
-            return bindings.plan.unchecked(src, address, words)
+            return bindings.plan.unchecked(src, address, words, old=old)
         if len(known.looks) < len(known.packed) or any(given[place].is_neg() for place in known.looks):
             return []
         held = []
@@ -79,7 +82,7 @@ class Site:
             begin, kept = look.packed(given[place], given[place].data_ptr())
             words.append((look.place, begin))
             held.append(kept)
-        return known.kernel.unbound.unchecked(src, address, words)
+        return known.kernel.unbound.unchecked(src, address, words, old=old)
 
     def _bindings(self, known: _Known, given: Tensors) -> Bindings | None:
         """The plan with its packed tensors, as the call before had it where they are the same.
@@ -119,12 +122,12 @@ class Site:
         self._known = self._last = None
         made = kernel(plain, given, parameters)
         is_one = type(kernel.unbound) is BoundPlan  # and none for each extent
-        if is_one and plain is src and not parameters and not kernel.updates:
+        if is_one and plain is src and not parameters:
             looks = kernel.looks(given)
             read, moved = kernel.read(looks, given), kernel.moved(given)
             packed = [place for place in kernel.constant if place not in dict(read)]
             known = {place: look for place, look in looks.items() if look and place in packed}
-            self._known = _Known(kernel, alike(src, *given), read, moved, packed, known)
+            self._known = _Known(kernel, alike(src, *given), read, moved, packed, known, kernel.old)
         return made
 
 
