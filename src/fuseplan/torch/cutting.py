@@ -36,7 +36,7 @@ from fuseplan.tensors.arguments import dtypes_taken
 from fuseplan.tensors.torch_tensors import DTYPES, NAMES
 from fuseplan.torch.described import Described
 from fuseplan.torch.eager import Eager
-from fuseplan.torch.gaps import copies_too_much
+from fuseplan.torch.gaps import HOST, saved
 from fuseplan.torch.given import stands_for, type_of
 from fuseplan.torch.kernels import target_of
 from fuseplan.torch.lying import (
@@ -69,11 +69,13 @@ class Fusion:
         module: torch's graph, in which each site is one call.
         given: the graph before.
         cut: the plans, each of which is one call, and why each other operator is in none.
+        saved: seconds that the plans are estimated to save a CPU's call; None where nothing is estimated.
     """
 
     module: fx.GraphModule
     given: fx.Graph
     cut: Cut
+    saved: float | None = None
 
 
 def fused(
@@ -103,8 +105,7 @@ def fused(
         inputs: those of an example call, whose values plans are checked and timed on; random ones without.
         rules: of the caller.
         joins: plans may write into the values that join their results, where calls give them the memory.
-        ranges: plans may compute several products of an input: their weights are joined whenever one changes,
-            as in each step of training, where it is left out.
+        ranges: plans may compute several products of an input, but in training: their weights change.
         framework: what computes the operators that no plan does.
         is_apart: whether it computes an operator whatever plans there are.
         accuracy: as for `fuseplan.compile`.
@@ -124,8 +125,11 @@ def fused(
     if device.type == "cuda" and choose == "predicted":
         cut = _without(cut, Why.UNMEASURED, _is_slow_attention)
         cut = _without(cut, Why.ALONE, lambda site: not ranges and _is_alone(site))
+    host, seconds = (0.0 if joins or other else HOST), None  # calls in arenas take little
     if device.type == "cpu" and choose == "predicted" and framework is Eager:
-        cut = _without(cut, Why.COPIED, lambda site: copies_too_much(site, found.makers))
+        cut = _without(cut, Why.COPIED, lambda site: saved(site, found.makers) < 0)
+        cut = _without(cut, Why.HOST, lambda site: saved(site, found.makers, host) < 0)
+        seconds = None if other else sum(saved(site, found.makers, host) for site in cut.sites)
     with _without_modes():  # tensors without elements cannot be measured
         cut = chosen(cut, framework(module, found, device, inputs), choose, is_built)
     writer = _Writer(module, found.makers, device, changing=not ranges)
@@ -143,7 +147,7 @@ def fused(
     ask_for_less(module.graph)
     module.graph.eliminate_dead_code()
     module.recompile()
-    return Fusion(module, given.graph, cut)
+    return Fusion(module, given.graph, cut, seconds)
 
 
 def _without_modes() -> AbstractContextManager[None]:
@@ -158,7 +162,7 @@ def _found(
     """A copy of a graph, what is read of it, and the plans between values that torch's nodes make."""
     name, threads = target_of(device)
     target = replace(parse_target(name), repacks=device.type == "cpu" and not may["ranges"])
-    module = fx.GraphModule(given, _copied(given.graph))
+    module = copied(given)
     found = read(module, joins)
     for node, name in found.values.items():
         maker = found.makers.get(name, node)
@@ -231,11 +235,12 @@ def _is_channels_last(node: fx.Node) -> bool:
     return len(strides) > 2 and all(int(strides[1]) < int(each) for each in strides[2:])
 
 
-def _copied(graph: fx.Graph) -> fx.Graph:
+def copied(given: fx.GraphModule) -> fx.GraphModule:
     """The graph's nodes once more, with what torch knows of their values."""
-    made: fx.Graph = fx.Graph()
-    output = made.graph_copy(graph, {})
-    made.output(output)
+    graph: fx.Graph = fx.Graph()
+    graph.output(graph.graph_copy(given.graph, {}))
+    made = fx.GraphModule(given, graph)
+    made.meta = dict(given.meta)
     return made
 
 

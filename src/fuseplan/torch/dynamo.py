@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, get_args, get_type_hints
 
 import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
+from torch._functorch import config
 from torch._functorch.aot_autograd import make_boxed_func
 from torch._guards import TracingContext
 
 from fuseplan.errors import ArgumentError
-from fuseplan.graph.choose import Mode, left_whole
+from fuseplan.graph.choose import Mode
 from fuseplan.graph.rules import Rule
 from fuseplan.graph.why import Reason
 from fuseplan.torch.arenas import Arenas
-from fuseplan.torch.cutting import Fusion, fused
+from fuseplan.torch.cutting import Fusion, copied, fused
 from fuseplan.torch.einsum import write_products
 from fuseplan.torch.flexible import read_scores
 from fuseplan.torch.heads import join_losses
@@ -28,7 +30,7 @@ from fuseplan.torch.lying import laid_out
 from fuseplan.torch.masks import fold_masks, hide_by_masks, simplify_masks, sum_masks
 from fuseplan.torch.operator import launched
 from fuseplan.torch.partition import partitioned
-from fuseplan.torch.reporting import report_of, trace
+from fuseplan.torch.passes import Passes
 from fuseplan.torch.siblings import join_siblings
 from fuseplan.torch.sites import Site
 from fuseplan.torch.trained import train_attention
@@ -65,7 +67,7 @@ def _compiled(
     inputs: Sequence[Any],
     options: Options,
     example: Sequence[Any],
-    lost: Reason | None,
+    passes: Passes,
     is_inference: bool = False,
 ) -> Callable[..., Any]:
     """The graph with plans; as it is where its tensors lie on several devices, or on one without plans."""
@@ -90,13 +92,12 @@ def _compiled(
         how |= inductor.HOW
         form = partial(fused, given, device, **how)
     if options.dryrun:
-        made = form(is_built=False, choose="predicted")
-        print(report_of(replace(made, cut=left_whole(made.cut, lost)) if lost else made, device))
+        passes.add(form(is_built=False, choose="predicted"), device, own)
         return _boxed(given.forward)
     if is_beside:
         return inductor.compiled(given, inputs, device, is_inference=is_inference, **how)
     made = form()
-    trace(lambda: report_of(made, device))
+    passes.add(made, device, own)
     if own:
         return _planned(made.module, own, device)
     _drop_layings(made.module, device)
@@ -230,28 +231,42 @@ def compile_graph(
 
 
 def _with_plans(
-    given: fx.GraphModule, inputs: Sequence[Any], how: Options, lost: Reason | None = None
+    given: fx.GraphModule, example: Sequence[Any], how: Options, lost: Reason | None = None
 ) -> Callable[..., Any]:
     """The graph, with plans in its forward and its backward pass.
 
     Args:
         given: the graph.
-        inputs: of a call.
+        example: inputs of a call.
         how: the options.
         lost: why Inductor has the whole graph, for the report.
     """
+    plain, passes, graphs = copied(given), Passes(lost, how.dryrun), set[bool]()
     write_products(given)
     fold_masks(given)
-    keep_attention(given, inputs)
-    join_losses(given, inputs)
-    train_attention(given, inputs)
-    forward = partial(_compiled, options=how, example=inputs, lost=lost)
-    backward = partial(_backward, options=how, example=(), lost=lost)
-    inference = partial(forward, is_inference=True)
-    made: Callable[..., Any] = aot_autograd(
-        fw_compiler=forward,
-        bw_compiler=backward,
-        inference_compiler=inference,
-        partition_fn=partitioned,
-    )(given, inputs)
+    keep_attention(given, example)
+    join_losses(given, example)
+    train_attention(given, example)
+
+    def compiled(
+        graph: fx.GraphModule, inputs: Sequence[Any], is_inference: bool = False
+    ) -> Callable[..., Any]:
+        graphs.add(is_inference)
+        return _compiled(graph, inputs, how, example, passes, is_inference)
+
+    with _both_passes():
+        made: Callable[..., Any] = aot_autograd(
+            fw_compiler=compiled,
+            bw_compiler=partial(_backward, options=how, example=(), passes=passes),
+            inference_compiler=partial(compiled, is_inference=True),
+            partition_fn=partitioned,
+        )(given, example)
+    is_lost = passes.decided(1 if True in graphs else 2) and not (how.dryrun or lost)
+    return plain.forward if is_lost else made
+
+
+def _both_passes() -> AbstractContextManager[None]:
+    """Torch compiles a backward pass before its first call, where it can be told so."""
+    name = "force_non_lazy_backward_lowering"
+    made: AbstractContextManager[None] = config.patch(name, True) if hasattr(config, name) else nullcontext()
     return made

@@ -11,16 +11,20 @@ from torch import fx
 
 from fuseplan.graph.cut import Site
 from fuseplan.language.tensor import TensorSpec
+from fuseplan.ops.conv import OfConvolution
+from fuseplan.ops.gradient import LinearWeightGradient
+from fuseplan.ops.matmul import Product
 from fuseplan.torch.lying import order_of
 
 # On a Zen 5: seconds of the host for one of torch's operators between others, seconds that a copy takes for a
 # row without gaps, bytes a second of values in caches.
 OPERATOR, ROW, BYTES_A_SECOND = 3e-6, 7e-9, 60e9
+HOST, COPY, BETTER, CONVOLUTION = 15e-6, 2e-6, 0.25, 40e-6
 ARITHMETIC = ("aten.add", "aten.sub", "aten.mul", "aten.div")  # torch's functions are slow between gaps
 
 
-def copies_too_much(site: Site, makers: Mapping[str, fx.Node]) -> bool:
-    """Whether a plan of torch's arithmetic needs copies that take longer than it is estimated to save.
+def saved(site: Site, makers: Mapping[str, fx.Node], host: float = 0.0) -> float:
+    """Seconds that a CPU's plan is estimated to save beside torch's operators.
 
     A product and a sum of 64x16x10 elements with gaps took 13 to 16 us as a plan with copies, and 10.6 as
     torch's operators. A call of two layers of splines took 1.15 times torch's time so, and takes 0.93.
@@ -28,17 +32,36 @@ def copies_too_much(site: Site, makers: Mapping[str, fx.Node]) -> bool:
     Args:
         site: the plan.
         makers: torch's nodes by the names of their values.
+        host: seconds of the host for a call of the plan.
     """
-    if site.beside or not all(node.origin.kind.startswith(ARITHMETIC) for node in site.nodes):
-        return False
+    output, calls = site.plan.output, len({node.origin.name for node in site.nodes})
+    passes = 2 * (calls - 1) * output.size * output.itemsize / BYTES_A_SECOND
+    return calls * OPERATOR + passes + _better(site, host) - host - _copied(site, makers)
+
+
+def _better(site: Site, host: float) -> float:
+    """Seconds by which torch's own kernels are estimated to take longer than the plan's arithmetic."""
+    ops, seconds = site.plan.ops, site.built.choice.seconds
+    if any(isinstance(op, OfConvolution) for op in ops):
+        return CONVOLUTION + BETTER * seconds
+    is_product = any(isinstance(op, Product | LinearWeightGradient) for op in ops)
+    is_like = bool(host) and site.plan.src.dtype == "f32"  # weights that are packed in each call
+    is_like = is_like if is_product else all(op.kind == "elementwise" for op in ops)
+    return 0.0 if is_like else BETTER * seconds
+
+
+def _copied(site: Site, makers: Mapping[str, fx.Node]) -> float:
+    """Seconds for copies of what lies with gaps; for calls alone beside torch's functions, slow there."""
+    if site.beside:
+        return 0.0
     specs = {each.key: each.spec for each in site.plan.operands if each.spec is not None}
     read = {name: specs[key] for key, name in site.operands.items() if isinstance(name, str) and key in specs}
-    read[site.src] = site.plan.src
+    if any(op.kind != "elementwise" for op in site.plan.ops):  # else the kernel is made for src as it lies
+        read[site.src] = site.plan.src
     gapless = (name for name, spec in read.items() if not isinstance(spec, TensorSpec) or spec.is_dense)
-    copying = sum(_copying(makers[name].meta["val"]) for name in gapless)
-    output, calls = site.plan.output, len({node.origin.name for node in site.nodes})
-    passes = 2 * (calls - 1) * output.size * output.itemsize
-    return copying > calls * OPERATOR + passes / BYTES_A_SECOND
+    copies = [each for name in gapless if (each := _copying(makers[name].meta["val"]))]
+    is_slow = all(node.origin.kind.startswith(ARITHMETIC) for node in site.nodes)
+    return COPY * len(copies) + (sum(copies) if is_slow else 0.0)
 
 
 def _copying(tensor: torch.Tensor) -> float:
