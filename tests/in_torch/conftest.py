@@ -16,7 +16,5 @@ def estimated() -> None:
 def _every_plan(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests have small tensors: what the host takes for a call of their plans does not count."""
     if "estimated" not in request.fixturenames:
-        from fuseplan.torch.passes import Passes
-
         monkeypatch.setattr(cutting, "HOST", 0.0)
-        monkeypatch.setattr(Passes, "_slower", lambda self, count: None)
+        monkeypatch.setattr(cutting, "saved_by", lambda *_: None)

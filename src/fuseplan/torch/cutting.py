@@ -36,7 +36,7 @@ from fuseplan.tensors.arguments import dtypes_taken
 from fuseplan.tensors.torch_tensors import DTYPES, NAMES
 from fuseplan.torch.described import Described
 from fuseplan.torch.eager import Eager
-from fuseplan.torch.gaps import HOST, saved
+from fuseplan.torch.gaps import HOST, saved, saved_by
 from fuseplan.torch.given import stands_for, type_of
 from fuseplan.torch.kernels import target_of
 from fuseplan.torch.lying import (
@@ -111,7 +111,7 @@ def fused(
         accuracy: as for `fuseplan.compile`.
     """
     example, other = points(given) if opens else (given, None)
-    may: dict[str, Any] = {"rules": rules, "ranges": ranges, "is_apart": is_apart, "accuracy": accuracy}
+    may = {"rules": rules, "ranges": ranges, "is_apart": is_apart, "accuracy": accuracy}
     module, found, cut = _found(example, device, joins, **may)
     opened = {site.dst: Opened() for site in cut.sites}
     if other:
@@ -125,11 +125,10 @@ def fused(
     if device.type == "cuda" and choose == "predicted":
         cut = _without(cut, Why.UNMEASURED, _is_slow_attention)
         cut = _without(cut, Why.ALONE, lambda site: not ranges and _is_alone(site))
-    host, seconds = (0.0 if joins or other else HOST), None  # calls in arenas take little
-    if device.type == "cpu" and choose == "predicted" and framework is Eager:
-        cut = _without(cut, Why.COPIED, lambda site: saved(site, found.makers) < 0)
-        cut = _without(cut, Why.HOST, lambda site: saved(site, found.makers, host) < 0)
-        seconds = None if other else sum(saved(site, found.makers, host) for site in cut.sites)
+    makers, is_estimated = found.makers, device.type == "cpu" and choose == "predicted" and framework is Eager
+    host = 0.0 if joins or other else HOST  # calls in arenas take little
+    if is_estimated:
+        cut = _without(cut, Why.HOST if host else Why.COPIED, lambda site: saved(site, makers, host) < 0)
     with _without_modes():  # tensors without elements cannot be measured
         cut = chosen(cut, framework(module, found, device, inputs), choose, is_built)
     writer = _Writer(module, found.makers, device, changing=not ranges)
@@ -147,6 +146,7 @@ def fused(
     ask_for_less(module.graph)
     module.graph.eliminate_dead_code()
     module.recompile()
+    seconds = saved_by(cut, makers, host, module.graph) if is_estimated and not other else None
     return Fusion(module, given.graph, cut, seconds)
 
 

@@ -9,17 +9,20 @@ from math import prod
 import torch
 from torch import fx
 
-from fuseplan.graph.cut import Site
+from fuseplan.graph.cut import Cut, Site
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.ops.conv import OfConvolution
 from fuseplan.ops.gradient import LinearWeightGradient
 from fuseplan.ops.matmul import Product
-from fuseplan.torch.lying import order_of
+from fuseplan.torch.lying import is_copied, laid_out, order_of
 
 # On a Zen 5: seconds of the host for one of torch's operators between others, seconds that a copy takes for a
 # row without gaps, bytes a second of values in caches.
 OPERATOR, ROW, BYTES_A_SECOND = 3e-6, 7e-9, 60e9
-HOST, COPY, BETTER, CONVOLUTION = 15e-6, 2e-6, 0.25, 40e-6
+# There: seconds of the host for a call of a plan outside of an arena, for a copy without gaps, and for one in
+# another order of axes, with the bytes a second of such a copy; of torch's convolutions before they compute;
+# and by how much of a plan's estimated time torch's own kernels take longer.
+HOST, COPY, LAYING, LAID_A_SECOND, CONVOLUTION, BETTER = 15e-6, 2e-6, 6e-6, 5e9, 40e-6, 0.25
 ARITHMETIC = ("aten.add", "aten.sub", "aten.mul", "aten.div")  # torch's functions are slow between gaps
 
 
@@ -37,6 +40,14 @@ def saved(site: Site, makers: Mapping[str, fx.Node], host: float = 0.0) -> float
     output, calls = site.plan.output, len({node.origin.name for node in site.nodes})
     passes = 2 * (calls - 1) * output.size * output.itemsize / BYTES_A_SECOND
     return calls * OPERATOR + passes + _better(site, host) - host - _copied(site, makers)
+
+
+def saved_by(cut: Cut, makers: Mapping[str, fx.Node], host: float, graph: fx.Graph) -> float:
+    """Seconds that the plans of a graph save, without those for values that are laid out for them."""
+    laid = [node.args[0] for node in graph.find_nodes(op="call_function", target=laid_out) if is_copied(node)]
+    moved = sum(2 * int(value.meta["val"].nbytes) for value in laid)
+    saving = sum(saved(site, makers, host) for site in cut.sites)
+    return saving - LAYING * len(laid) - moved / LAID_A_SECOND
 
 
 def _better(site: Site, host: float) -> float:
