@@ -125,12 +125,12 @@ def fused(
     if device.type == "cuda" and choose == "predicted":
         cut = _without(cut, Why.UNMEASURED, _is_slow_attention)
         cut = _without(cut, Why.ALONE, lambda site: not ranges and _is_alone(site))
-    makers, is_estimated = found.makers, device.type == "cpu" and choose == "predicted" and framework is Eager
+    makers, is_estimated = found.makers, device.type == "cpu" and framework is Eager
     host = 0.0 if joins or other else HOST  # calls in arenas take little
-    if is_estimated:
+    if is_estimated and choose == "predicted":
         cut = _without(cut, Why.HOST if host else Why.COPIED, lambda site: saved(site, makers, host) < 0)
     with _without_modes():  # tensors without elements cannot be measured
-        cut = chosen(cut, framework(module, found, device, inputs), choose, is_built)
+        cut = chosen(cut, framework(module, found, device, inputs, not joins), choose, is_built)
     writer = _Writer(module, found.makers, device, changing=not ranges)
     for site in cut.sites:
         writer.write(site, opened[site.dst])

@@ -27,7 +27,7 @@ ARITHMETIC = ("aten.add", "aten.sub", "aten.mul", "aten.div")  # torch's functio
 
 
 def saved(site: Site, makers: Mapping[str, fx.Node], host: float = 0.0) -> float:
-    """Seconds that a CPU's plan is estimated to save beside torch's operators.
+    """Seconds that a CPU's plan saves beside torch's operators, measured or estimated.
 
     A product and a sum of 64x16x10 elements with gaps took 13 to 16 us as a plan with copies, and 10.6 as
     torch's operators. A call of two layers of splines took 1.15 times torch's time so, and takes 0.93.
@@ -37,6 +37,9 @@ def saved(site: Site, makers: Mapping[str, fx.Node], host: float = 0.0) -> float
         makers: torch's nodes by the names of their values.
         host: seconds of the host for a call of the plan.
     """
+    found = site.measured
+    if found and {found.plan, found.peer} <= found.seconds.keys():
+        return found.seconds[found.peer] - found.seconds[found.plan]
     output, calls = site.plan.output, len({node.origin.name for node in site.nodes})
     passes = 2 * (calls - 1) * output.size * output.itemsize / BYTES_A_SECOND
     return calls * OPERATOR + passes + _better(site, host) - host - _copied(site, makers)
