@@ -66,7 +66,7 @@ class Why(Catalogue):
         "choose='measured' times both and keeps the faster one",
     )
     HOST = (
-        "a call of the plan takes the host longer than the plan is estimated to save",
+        "calls of plans take the host longer than the plans are estimated to save",
         "choose='measured' times both and keeps the faster one",
     )
     UNMEASURED = (

@@ -75,10 +75,11 @@ def fuse(
             another mode or under autocast, run the module as it was; a warning says so once.
         choose: `predicted`: each plan that has a kernel computes its operators, except where a stored
             measurement is against it, or where a CPU would first copy what torch's arithmetic reads as it
-            lies. `measured`: plans without a stored measurement are checked against
-            float64 and timed beside torch's own operators, on the values that the example's call has there,
-            some 0.1 s each, and the result is stored. A plan that is slower, wrong or not to be built is left
-            to torch: `fusion.cut.left` tells why. So are all, where the whole call takes longer with them.
+            lies; none does where all lose together by the copies between them. `measured`: plans without a
+            stored measurement are checked against float64 and timed beside torch's own operators, on the
+            values that the example's call has there, some 0.1 s each, and the result is stored. A plan that
+            is slower, wrong or not to be built is left to torch: `fusion.cut.left` tells why. So are all,
+            where the whole call takes longer with them.
         dynamic_shapes: the open extents of the inputs, as torch.export takes them. A plan whose open axes
             are the outermost ones has one kernel for all extents; other plans have one for each extent.
         rules: what `fuseplan.rule` made: operators of plans for formulas that they are to stand for.
@@ -135,7 +136,7 @@ class Fused:
         self._is_differentiated, self._flags = is_random(given.graph.graph), dict[Form, list[bool]]()
         self._passed: dict[bool, Passed] = {}  # what the last call of plans tells of the next, by grad mode
         if made.saved is not None and made.saved < 0:
-            made = self._left(made, Reason(Why.HOST, f"of the whole graph, by {made.saved * -1e6:.1f} us"))
+            made = self._left(made, Reason(Why.HOST, f"all plans lose {made.saved * -1e6:.1f} us"))
         self.cut: Cut = made.cut
         is_measured = how["choose"] == "measured" or any(site.measured for site in made.cut.sites)
         if is_planned and is_measured and not self._is_differentiated:
