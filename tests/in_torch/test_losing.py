@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import unittest.mock
+from collections.abc import Iterator
 
 import pytest
 import torch
 from torch import nn
 
 from fuseplan.graph.why import Why
-from fuseplan.torch import passes
+from fuseplan.reports.report import Report
+from fuseplan.torch import cutting, fuse, gaps, passes
 from fuseplan.torch.cutting import Fusion
 from fuseplan.torch.passes import Passes
+from fuseplan.torch.reporting import report_of
 
 pytestmark = pytest.mark.usefixtures("estimated")
 
@@ -47,8 +50,12 @@ class Deep(nn.Module):  # type: ignore[misc]
 def fusions(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Fusion]]:
     """The passes of graphs, as reports are told them."""
     told: list[Fusion] = []
-    tell: Callable[..., None] = passes.report_of
-    monkeypatch.setattr(passes, "report_of", lambda made, device: (told.append(made), tell(made, device))[1])
+
+    def noted(made: Fusion, device: torch.device) -> Report:
+        told.append(made)
+        return report_of(made, device)
+
+    monkeypatch.setattr(passes, "report_of", noted)
     monkeypatch.setattr(passes, "trace", lambda report: report())
     yield told
     torch._dynamo.reset()
@@ -101,3 +108,58 @@ def test_a_backward_pass_that_is_compiled_late_keeps_its_plans(fusions: list[Fus
     made.backward()
     assert module.inner.weight.grad is not None
     assert Why.HOST not in {reason.why for each in fusions[:1] for reason in each.cut.left.values()}
+
+
+def test_a_fused_module_whose_plans_lose_together_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cutting, "saved_by", lambda *_: -1e-6)
+    module, x = Cell(2), torch.randn(4, 8)
+    with torch.no_grad():
+        made = fuse(module, x)
+        torch.testing.assert_close(made(x), module(x))
+    assert made.fusion.cut.sites == ()
+    assert Why.HOST in {reason.why for reason in made.fusion.cut.left.values()}
+
+
+def test_values_that_are_laid_out_for_plans_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between torch's Fourier transforms, which have channels first, and convolutions on channels last."""
+    found: list[float] = []
+    count = gaps.saved_by
+
+    def noted(*given: object) -> float:
+        found.append(count(*given))  # type: ignore[arg-type]
+        return found[-1]
+
+    monkeypatch.setattr(cutting, "saved_by", noted)
+    module = nn.Conv2d(16, 16, 3, padding=1)
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return torch.fft.fft2(module(torch.fft.fft2(x).real) + x).real
+
+    x = torch.randn(2, 16, 24, 24)
+    for rate in (5e9, 1e3):
+        torch._dynamo.reset()
+        monkeypatch.setattr("fuseplan.torch.gaps.LAID_A_SECOND", rate)
+        with torch.no_grad():
+            made = torch.compile(run, backend="fuseplan")(x)
+            torch.testing.assert_close(made, run(x), rtol=1e-3, atol=1e-2)
+    assert found[1] < found[0] - 1
+
+
+class Gates(nn.Module):  # type: ignore[misc]
+    """Functions of parts of a value, which lie with gaps."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first, second, third = x.sin().chunk(3, -1)
+        return torch.tanh(torch.sigmoid(first) * second + third) + third
+
+
+def test_values_with_gaps_are_copied_into_memory_that_stays() -> None:
+    module, x = Gates(), torch.randn(5, 24)
+    with torch.no_grad():
+        made = fuse(module, x)
+        for _ in range(3):
+            made(x)
+        assert made.fusion.cut.sites
+        with unittest.mock.patch.object(torch, "empty_strided", wraps=torch.empty_strided) as new:
+            torch.testing.assert_close(made(2 * x), module(2 * x))
+    assert not new.called
