@@ -19,7 +19,7 @@ from fuseplan.graph.find import find
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.layer import Layer
 from fuseplan.graph.node import Node
-from fuseplan.graph.ops import Expand, Foreign, Permute, Slice
+from fuseplan.graph.ops import Foreign, Permute, Slice
 from fuseplan.graph.rules import Rule
 from fuseplan.graph.why import Reason, Why
 from fuseplan.graph.write import Joined
@@ -28,15 +28,12 @@ from fuseplan.kernels.template import Accuracy
 from fuseplan.language.declarations import Operand, Result
 from fuseplan.language.layouts import dense
 from fuseplan.language.tensor import Dense, TensorSpec
-from fuseplan.ops.affine import Bias
-from fuseplan.ops.gradient import LinearWeightGradient
-from fuseplan.ops.matmul import Product
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.tensors.arguments import dtypes_taken
 from fuseplan.tensors.torch_tensors import DTYPES, NAMES
 from fuseplan.torch.described import Described
 from fuseplan.torch.eager import Eager
-from fuseplan.torch.gaps import HOST, saved, saved_by
+from fuseplan.torch.gaps import HOST, is_alone, is_packed, is_slow_attention, saved, saved_by
 from fuseplan.torch.given import stands_for, type_of
 from fuseplan.torch.kernels import target_of
 from fuseplan.torch.lying import (
@@ -121,17 +118,31 @@ def fused(
     cut = _without(cut, Why.OPEN_EXTENT, lambda site: site.dst not in opened)
     cut = _without(cut, Why.INDUCTOR, lambda site: not is_taken(site))
     if device.type == "cuda" and not ranges:
-        cut = _without(cut, Why.PACKED, _is_packed)
+        cut = _without(cut, Why.PACKED, is_packed)
     if device.type == "cuda" and choose == "predicted":
-        cut = _without(cut, Why.UNMEASURED, _is_slow_attention)
-        cut = _without(cut, Why.ALONE, lambda site: not ranges and _is_alone(site))
+        cut = _without(cut, Why.UNMEASURED, is_slow_attention)
+        cut = _without(cut, Why.ALONE, lambda site: not ranges and is_alone(site))
     makers, is_estimated = found.makers, device.type == "cpu" and framework is Eager
     host = 0.0 if joins or other else HOST  # calls in arenas take little
     if is_estimated and choose == "predicted":
         cut = _without(cut, Why.HOST if host else Why.COPIED, lambda site: saved(site, makers, host) < 0)
     with _without_modes():  # tensors without elements cannot be measured
         cut = chosen(cut, framework(module, found, device, inputs, not joins), choose, is_built)
-    writer = _Writer(module, found.makers, device, changing=not ranges)
+    _write(module, found, cut, opened, device, changing=not ranges)
+    seconds = saved_by(cut, makers, host, module.graph) if is_estimated and not other else None
+    return Fusion(module, given.graph, cut, seconds)
+
+
+def _write(
+    module: fx.GraphModule,
+    found: ReadGraph,
+    cut: Cut,
+    opened: Mapping[str, Opened],
+    device: torch.device,
+    changing: bool,
+) -> None:
+    """Puts the plans into the graph, and takes out what nothing reads any more."""
+    writer = _Writer(module, found.makers, device, changing=changing)
     for site in cut.sites:
         writer.write(site, opened[site.dst])
     for node in module.graph.nodes:
@@ -146,8 +157,6 @@ def fused(
     ask_for_less(module.graph)
     module.graph.eliminate_dead_code()
     module.recompile()
-    seconds = saved_by(cut, makers, host, module.graph) if is_estimated and not other else None
-    return Fusion(module, given.graph, cut, seconds)
 
 
 def _without_modes() -> AbstractContextManager[None]:
@@ -180,47 +189,6 @@ def _without(cut: Cut, why: Why, is_left: Callable[[Site], bool]) -> Cut:
     reasons = {id(node): Reason(why, site.dst) for site in cut.sites if is_left(site) for node in site.nodes}
     sites = tuple(site for site in cut.sites if not is_left(site))
     return replace(cut, sites=sites, left={**cut.left, **reasons})
-
-
-def _is_slow_attention(site: Site) -> bool:
-    """Whether the plan is torch's own attention, and torch's kernels may be faster.
-
-    On an H100 in bf16, the fastest of them takes of the plan's time, by the plan's kernel:
-        hopper_attention: 0.86 to 1.13, 1.04 in the geometric mean of 26 shapes
-        attention, one query: 0.98 to 1.01
-        attention, at most as many tiles of 64 queries as processors: 1.10 to 1.22
-        attention, more tiles: 0.52 to 0.94
-    """
-    if not any(isinstance(node.op, Layer) and node.op.op.kind == "attention" for node in site.nodes):
-        return False
-    if any(isinstance(node.op, Expand) for node in site.nodes):
-        return False  # torch's kernels read copies of keys and values, one for each head of queries
-    records = site.built
-    made, target = records.kernel.attention, records.target
-    tiles = made.batch * made.heads * -(-made.queries // 64)
-    is_measured = target.name == "sm_90" and records.kernel.src.dtype in ("f16", "bf16")
-    is_small = made.queries == 1 or (is_measured and tiles <= target.processors)
-    return not is_small and records.choice.template.name != "hopper_attention"
-
-
-def _is_packed(site: Site) -> bool:
-    """Whether the plan's kernel multiplies by a copy of the weight, which each step makes anew."""
-    records = site.built
-    if not isinstance(site.plan.ops[0], Product):
-        return False
-    weight = records.kernel.weight
-    return not records.choice.template.packing(records.kernel, records.target, weight).is_plain
-
-
-def _is_alone(site: Site) -> bool:
-    """Whether the plan is a product of a training step, with its bias at most: cuBLAS computes it as fast."""
-    op, *behind = site.plan.ops
-    if not isinstance(op, Product | LinearWeightGradient) or site.ranges:
-        return False
-    if any(not isinstance(each, Bias) for each in behind):
-        return False
-    is_half = site.plan.src.dtype in ("f16", "bf16")
-    return is_half and op.features % 8 == 0 and site.plan.src.channels % 8 == 0
 
 
 def _weights(graph: Graph) -> set[str]:

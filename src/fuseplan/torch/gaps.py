@@ -1,4 +1,4 @@
-"""What copies of values with gaps cost a CPU's plan, beside torch's operators, which need none."""
+"""Plans that torch's operators are estimated to beat: by copies, by the host's time, or by their kernels."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ import torch
 from torch import fx
 
 from fuseplan.graph.cut import Cut, Site
+from fuseplan.graph.layer import Layer
+from fuseplan.graph.ops import Expand
 from fuseplan.language.tensor import TensorSpec
+from fuseplan.ops.affine import Bias
 from fuseplan.ops.conv import OfConvolution
 from fuseplan.ops.gradient import LinearWeightGradient
 from fuseplan.ops.matmul import Product
@@ -86,3 +89,44 @@ def _copying(tensor: torch.Tensor) -> float:
     lain = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(strides, ends, strict=False)))
     moved = 2 * tensor.numel() * tensor.itemsize / BYTES_A_SECOND
     return ROW * prod(extents[lain:]) + moved if lain < len(axes) else 0.0
+
+
+def is_slow_attention(site: Site) -> bool:
+    """Whether the plan is torch's own attention, and torch's kernels may be faster.
+
+    On an H100 in bf16, the fastest of them takes of the plan's time, by the plan's kernel:
+        hopper_attention: 0.86 to 1.13, 1.04 in the geometric mean of 26 shapes
+        attention, one query: 0.98 to 1.01
+        attention, at most as many tiles of 64 queries as processors: 1.10 to 1.22
+        attention, more tiles: 0.52 to 0.94
+    """
+    if not any(isinstance(node.op, Layer) and node.op.op.kind == "attention" for node in site.nodes):
+        return False
+    if any(isinstance(node.op, Expand) for node in site.nodes):
+        return False  # torch's kernels read copies of keys and values, one for each head of queries
+    records = site.built
+    made, target = records.kernel.attention, records.target
+    tiles = made.batch * made.heads * -(-made.queries // 64)
+    is_measured = target.name == "sm_90" and records.kernel.src.dtype in ("f16", "bf16")
+    is_small = made.queries == 1 or (is_measured and tiles <= target.processors)
+    return not is_small and records.choice.template.name != "hopper_attention"
+
+
+def is_packed(site: Site) -> bool:
+    """Whether the plan's kernel multiplies by a copy of the weight, which each step makes anew."""
+    records = site.built
+    if not isinstance(site.plan.ops[0], Product):
+        return False
+    weight = records.kernel.weight
+    return not records.choice.template.packing(records.kernel, records.target, weight).is_plain
+
+
+def is_alone(site: Site) -> bool:
+    """Whether the plan is a product of a training step, with its bias at most: cuBLAS computes it as fast."""
+    op, *behind = site.plan.ops
+    if not isinstance(op, Product | LinearWeightGradient) or site.ranges:
+        return False
+    if any(not isinstance(each, Bias) for each in behind):
+        return False
+    is_half = site.plan.src.dtype in ("f16", "bf16")
+    return is_half and op.features % 8 == 0 and site.plan.src.channels % 8 == 0
