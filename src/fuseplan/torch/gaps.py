@@ -25,7 +25,7 @@ OPERATOR, ROW, BYTES_A_SECOND = 3e-6, 7e-9, 60e9
 # There: seconds of the host for a call of a plan outside of an arena, for a copy without gaps, and for one in
 # another order of axes, with the bytes a second of such a copy; of torch's convolutions before they compute;
 # and by how much of a plan's estimated time torch's own kernels take longer.
-HOST, COPY, LAYING, LAID_A_SECOND, CONVOLUTION, BETTER = 15e-6, 2e-6, 6e-6, 5e9, 40e-6, 0.25
+HOST, COPY, LAYING, LAID_A_SECOND, CONVOLUTION, BETTER = 15e-6, 2e-6, 3e-6, 10e9, 40e-6, 0.25
 ARITHMETIC = ("aten.add", "aten.sub", "aten.mul", "aten.div")  # torch's functions are slow between gaps
 
 
