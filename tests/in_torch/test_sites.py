@@ -135,6 +135,20 @@ def test_a_site_copies_operands_that_lie_otherwise() -> None:
     assert not known.moved
 
 
+@pytest.mark.parametrize("is_expanded", [False, True])
+def test_a_site_knows_ranges_that_begin_anywhere_and_repeated_rows(is_expanded: bool) -> None:
+    """A CPU's kernel reads elements wherever they lie; it reads a copy of those that share memory."""
+    site, whole, other = Site(), torch.randn(6, 9), torch.randn(6, 8)
+    how: dict[str, Any] = {"autospec": True, "side_effect": Site._learnt}
+    with unittest.mock.patch.object(Site, "_learnt", **how) as learnt:
+        for _ in range(3):
+            whole.uniform_()
+            src = whole[:1, 1:].expand(6, 8) if is_expanded else whole[:, 1:]
+            (made,) = site("mul", src, [other], [])
+            torch.testing.assert_close(made, src * other)
+    assert learnt.call_count == 1
+
+
 def test_a_site_updates_no_result_of_the_call_before() -> None:
     """Running statistics: each call copies the old ones, and gives new ones."""
     site, norm = Site(), nn.BatchNorm2d(6)

@@ -16,6 +16,7 @@ from fuseplan.graph import choose, trial
 from fuseplan.graph.why import Why
 from fuseplan.stores import sites
 from fuseplan.torch.dynamo import compile_graph
+from fuseplan.torch.sites import Site
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, of Inductor's imports
@@ -210,3 +211,22 @@ def test_rows_that_torch_joins_are_read_with_the_axes_of_the_plan() -> None:
         torch.testing.assert_close(timed(src), module(src), rtol=1e-4, atol=1e-4)
     cut = timed.fusion.cut
     assert all(site.measured.error is not None for site in (*cut.sites, *cut.reverted))
+
+
+def test_plans_of_training_are_timed_as_steps_call_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call takes the host 10 us: a plan that is launched faster than that may lose as a call."""
+    called = list[str]()
+    again = Site.__call__
+
+    def noted(site: Site, operators: str, *given: Any) -> list[torch.Tensor]:
+        called.append(operators)
+        return again(site, operators, *given)
+
+    monkeypatch.setattr(Site, "__call__", noted)
+    compiled = _compiled(_module(), choose="measured", rest="torch")
+    made = compiled(torch.randn(2, 3, 8, 8)).square().sum()
+    found = sites.KEPT.records().values()
+    assert found
+    assert all(each.peer.startswith(f"torch {torch.__version__} beside calls") for each in found)
+    assert len(called) > 2 * len(found)
+    made.backward()

@@ -65,6 +65,10 @@ class Why(Catalogue):
         "the plan reads copies of values that lie with gaps, which take longer than it is estimated to save",
         "choose='measured' times both and keeps the faster one",
     )
+    HOST = (
+        "calls of plans take the host longer than the plans are estimated to save",
+        "choose='measured' times both and keeps the faster one",
+    )
     UNMEASURED = (
         "the kernel is not hopper_attention, and cuDNN's takes 0.52 to 0.94 of its time on an H100",
         "choose='measured' times both and keeps the faster one",

@@ -20,9 +20,9 @@ from fuseplan.graph.memory import arena, plan
 from fuseplan.language.layouts import same_strides
 from fuseplan.tensors.torch_tensors import alike
 from fuseplan.torch.cutting import WITHIN
-from fuseplan.torch.kernels import Kernel, Reading, kernel_on, queue_of
+from fuseplan.torch.kernels import Kernel, kernel_on, queue_of
 from fuseplan.torch.lifetimes import Lifetimes, function_of, storages
-from fuseplan.torch.lying import aligned, content, first, in_room
+from fuseplan.torch.lying import Reading, aligned, content, copier, first, in_room
 from fuseplan.torch.operator import PLAIN, is_watched, launched
 from fuseplan.torch.texts import Tensors
 
@@ -338,7 +338,7 @@ class _Call:
             self._words, self._steps = ([found[key][part] for key in self.keys] for part in (0, 1))
             pairs = zip(self.keys, self._readings, tensors, read, strict=True)
             self._readings = [
-                rooms.get(key) or (aligned if each.data_ptr() == tensor.data_ptr() else reading)
+                rooms.get(key) or (aligned if each.data_ptr() == tensor.data_ptr() else copier(each, reading))
                 for key, reading, tensor, each in pairs
             ]
         return made

@@ -34,7 +34,7 @@ from fuseplan.tensors.arguments import dtypes_taken
 from fuseplan.tensors.torch_tensors import DTYPES, NAMES
 from fuseplan.torch.described import Described
 from fuseplan.torch.eager import Eager
-from fuseplan.torch.gaps import copies_too_much, is_torchs
+from fuseplan.torch.gaps import HOST, is_alone, is_packed, is_slow_attention, is_torchs, saved, saved_by
 from fuseplan.torch.given import stands_for, type_of
 from fuseplan.torch.kernels import target_of
 from fuseplan.torch.lying import (
@@ -51,7 +51,6 @@ from fuseplan.torch.opening import Opened, gapless, joins_rows, opened_of, point
 from fuseplan.torch.operator import launched
 from fuseplan.torch.reader import ReadGraph, read
 from fuseplan.torch.restoring import restore
-from fuseplan.torch.rivals import is_alone, is_brief, is_packed, is_slow_attention
 from fuseplan.torch.texts import given_of, operators_text
 
 aten = torch.ops.aten
@@ -68,11 +67,13 @@ class Fusion:
         module: torch's graph, in which each site is one call.
         given: the graph before.
         cut: the plans, each of which is one call, and why each other operator is in none.
+        saved: seconds that the plans are estimated to save a CPU's call; None where nothing is estimated.
     """
 
     module: fx.GraphModule
     given: fx.Graph
     cut: Cut
+    saved: float | None = None
 
 
 def fused(
@@ -89,7 +90,7 @@ def fused(
     framework: type[Eager] = Eager,
     is_apart: Callable[[Node], bool] = is_torchs,
     accuracy: Accuracy = "default",
-    saved: Collection[int] = (),
+    kept: Collection[int] = (),
 ) -> Fusion:
     """Cuts a graph of functional ATen operators, whose nodes have `val`, and puts plans into a copy.
 
@@ -103,15 +104,15 @@ def fused(
         inputs: those of an example call, whose values plans are checked and timed on; random ones without.
         rules: of the caller.
         joins: plans may write into the values that join their results, where calls give them the memory.
-        ranges: plans may compute several products of an input: their weights are joined whenever one changes,
-            as in each step of training, where it is left out, and plans may have several results.
+        ranges: plans may compute several products of an input, but in training: their weights change. There,
+            plans may have several results.
         framework: what computes the operators that no plan does.
         is_apart: whether it computes an operator whatever plans there are.
         accuracy: as for `fuseplan.compile`.
-        saved: the places of outputs that nobody but the backward pass reads, which may lie in any order.
+        kept: the places of outputs that nobody but the backward pass reads, which may lie in any order.
     """
     example, other = points(given) if opens else (given, None)
-    may: dict[str, Any] = {"rules": rules, "ranges": ranges, "is_apart": is_apart, "accuracy": accuracy}
+    may = {"rules": rules, "ranges": ranges, "is_apart": is_apart, "accuracy": accuracy}
     module, found, cut = _found(example, device, joins, **may)
     opened = {site.dst: Opened() for site in cut.sites}
     if other:
@@ -125,24 +126,40 @@ def fused(
     if device.type == "cuda" and choose == "predicted":
         cut = _without(cut, Why.UNMEASURED, is_slow_attention)
         cut = _without(cut, Why.ALONE, lambda site: not ranges and is_alone(site))
-    if device.type == "cpu" and choose == "predicted" and framework is Eager:
-        cut = _without(cut, Why.ALONE, lambda site: not ranges and is_brief(site))
-        cut = _without(cut, Why.COPIED, lambda site: copies_too_much(site, found.makers))
+    makers, is_estimated = found.makers, device.type == "cpu" and framework is Eager
+    host = 0.0 if joins or other else HOST  # calls in arenas take little
+    if is_estimated and choose == "predicted":
+        cut = _without(cut, Why.HOST if host else Why.COPIED, lambda site: saved(site, makers, host) < 0)
     with _without_modes():  # tensors without elements cannot be measured
-        cut = chosen(cut, framework(module, found, device, inputs), choose, is_built)
-    writer = _Writer(module, found.makers, device, changing=not ranges)
+        cut = chosen(cut, framework(module, found, device, inputs, not joins), choose, is_built)
+    _write(module, found, cut, opened, device, kept, changing=not ranges)
+    seconds = saved_by(cut, makers, host, module.graph) if is_estimated and not other else None
+    return Fusion(module, given.graph, cut, seconds)
+
+
+def _write(
+    module: fx.GraphModule,
+    found: ReadGraph,
+    cut: Cut,
+    opened: Mapping[str, Opened],
+    device: torch.device,
+    kept: Collection[int],
+    *,
+    changing: bool,
+) -> None:
+    """Puts the plans into the graph, and takes out what nothing reads any more."""
+    writer = _Writer(module, found.makers, device, changing=changing)
     for site in cut.sites:
         writer.write(site, opened[site.dst])
     for node in module.graph.nodes:
         node.target = VIEWS.get(node.target, node.target)
     drop_copies(module.graph)
-    restore(module.graph, saved)
+    restore(module.graph, kept)
     computed = {found.makers.get(name) for site in cut.sites for node in site.nodes for name in node.outputs}
     _erase(module.graph, computed)
     ask_for_less(module.graph)
     module.graph.eliminate_dead_code()
     module.recompile()
-    return Fusion(module, given.graph, cut)
 
 
 def _erase(graph: fx.Graph, computed: Collection[fx.Node | None]) -> None:
@@ -164,7 +181,7 @@ def _found(
     """A copy of a graph, what is read of it, and the plans between values that torch's nodes make."""
     name, threads = target_of(device)
     target = replace(parse_target(name), repacks=device.type == "cpu" and not may["ranges"])
-    module = fx.GraphModule(given, _copied(given.graph))
+    module = copied(given)
     found = read(module, joins)
     for node, name in found.values.items():
         maker = found.makers.get(name, node)
@@ -203,11 +220,12 @@ def _is_channels_last(node: fx.Node) -> bool:
     return len(strides) > 2 and all(int(strides[1]) < int(each) for each in strides[2:])
 
 
-def _copied(graph: fx.Graph) -> fx.Graph:
+def copied(given: fx.GraphModule) -> fx.GraphModule:
     """The graph's nodes once more, with what torch knows of their values."""
-    made: fx.Graph = fx.Graph()
-    output = made.graph_copy(graph, {})
-    made.output(output)
+    graph: fx.Graph = fx.Graph()
+    graph.output(graph.graph_copy(given.graph, {}))
+    made = fx.GraphModule(given, graph)
+    made.meta = dict(given.meta)
     return made
 
 

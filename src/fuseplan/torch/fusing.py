@@ -21,6 +21,7 @@ from fuseplan.errors import ArgumentError, PlanError, Unsupported, a_thing
 from fuseplan.graph.choose import Mode, checked_mode, left_whole
 from fuseplan.graph.cut import Cut
 from fuseplan.graph.rules import Rule
+from fuseplan.graph.why import Reason, Why
 from fuseplan.kernels.template import Accuracy
 from fuseplan.reports.report import Report
 from fuseplan.reports.tried import Tried, tried
@@ -74,10 +75,11 @@ def fuse(
             another mode or under autocast, run the module as it was; a warning says so once.
         choose: `predicted`: each plan that has a kernel computes its operators, except where a stored
             measurement is against it, or where a CPU would first copy what torch's arithmetic reads as it
-            lies. `measured`: plans without a stored measurement are checked against
-            float64 and timed beside torch's own operators, on the values that the example's call has there,
-            some 0.1 s each, and the result is stored. A plan that is slower, wrong or not to be built is left
-            to torch: `fusion.cut.left` tells why. So are all, where the whole call takes longer with them.
+            lies; none does where all lose together by the copies between them. `measured`: plans without a
+            stored measurement are checked against float64 and timed beside torch's own operators, on the
+            values that the example's call has there, some 0.1 s each, and the result is stored. A plan that
+            is slower, wrong or not to be built is left to torch: `fusion.cut.left` tells why. So are all,
+            where the whole call takes longer with them.
         dynamic_shapes: the open extents of the inputs, as torch.export takes them. A plan whose open axes
             are the outermost ones has one kernel for all extents; other plans have one for each extent.
         rules: what `fuseplan.rule` made: operators of plans for formulas that they are to stand for.
@@ -133,6 +135,8 @@ class Fused:
         self._plain, self._is_planned, self._device = given.graph, is_planned, given.device
         self._is_differentiated, self._flags = is_random(given.graph.graph), dict[Form, list[bool]]()
         self._passed: dict[bool, Passed] = {}  # what the last call of plans tells of the next, by grad mode
+        if made.saved is not None and made.saved < 0:
+            made = self._left(made, Reason(Why.HOST, f"all plans lose {made.saved * -1e6:.1f} us"))
         self.cut: Cut = made.cut
         is_measured = how["choose"] == "measured" or any(site.measured for site in made.cut.sites)
         if is_planned and is_measured and not self._is_differentiated:
@@ -216,7 +220,11 @@ class Fused:
                 found = timed(key, calls, self._device)
             sites.keep(found)
         reason = lost(found)
-        return Fusion(self._plain, made.given, left_whole(made.cut, reason)) if reason else made
+        return self._left(made, reason) if reason else made
+
+    def _left(self, made: Fusion, reason: Reason) -> Fusion:
+        """The graph without its plans."""
+        return Fusion(self._plain, made.given, left_whole(made.cut, reason))
 
     def _computed(self, own: list[torch.Tensor], leaves: list[Any]) -> Any:
         """The graph's results."""

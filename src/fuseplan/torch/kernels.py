@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ from fuseplan.language.declarations import Operand, Result
 from fuseplan.language.tensor import Dense, TensorSpec
 from fuseplan.ops.affine import BatchNorm
 from fuseplan.plans.plan import FusionPlan
-from fuseplan.torch.lying import Mark, aligned, content, laid, mark_of, packable
+from fuseplan.torch.lying import Mark, Reading, aligned, content, laid, mark_of, packable
 from fuseplan.torch.texts import (
     ACCURACY,
     JOINS,
@@ -39,7 +39,6 @@ from fuseplan.torch.texts import (
 )
 
 NAME = "fuseplan::run"  # torch's name of the operator that runs plans
-Reading = Callable[[torch.Tensor], torch.Tensor]  # the tensor, or a copy that a kernel can read
 LOOKS = 8  # calls in a row with new operands, after which one of so many is looked at
 KEPT = 1024  # packed sets of operands of one plan: the layers of a model that are alike share it
 

@@ -15,6 +15,7 @@ from fuseplan.tensors.torch_tensors import DTYPES
 
 aten = torch.ops.aten
 Mark = tuple[int, int, torch.Size, tuple[int, ...]]
+Reading = Callable[[torch.Tensor], torch.Tensor]  # the tensor, or a copy that a kernel can read
 ALIGNMENT = 16  # bytes; kernels for GPUs take no tensor that begins elsewhere
 LINE = 64  # bytes; those for CPUs take no packed operand that begins elsewhere
 ORDER = "fuseplan.order"  # in a node's meta: how a plan's result has its axes in memory; () with gaps
@@ -123,7 +124,7 @@ def packable(tensor: torch.Tensor) -> torch.Tensor:
     return made.clone() if made.is_cpu and made.data_ptr() % LINE else made
 
 
-def in_room(tensor: torch.Tensor, packing: Packing | None) -> Callable[[torch.Tensor], torch.Tensor] | None:
+def in_room(tensor: torch.Tensor, packing: Packing | None) -> Reading | None:
     """What copies tensors like this one to where zeros follow, as a CPU's kernel may read them; else None.
 
     It takes 2 us of the host. A call that packs it takes 100.
@@ -140,6 +141,15 @@ def in_room(tensor: torch.Tensor, packing: Packing | None) -> Callable[[torch.Te
         return room
 
     return copied
+
+
+def copier(copy: torch.Tensor, reading: Reading) -> Reading:
+    """What copies tensors like one that was copied; on a CPU into memory of its own: 2.5 us in place of 7."""
+    if not copy.is_cpu:
+        return reading
+    with torch.inference_mode(False):
+        made: Reading = torch.empty_strided(copy.shape, copy.stride(), dtype=copy.dtype).copy_
+    return made
 
 
 def content(tensor: torch.Tensor) -> bytes:

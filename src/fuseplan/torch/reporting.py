@@ -22,8 +22,8 @@ from fuseplan.torch.operator import launched
 def report_of(fusion: Fusion, device: torch.device, kept: Collection[str] = ()) -> Report:
     """The report on a graph that runs on a device; `kept` names operators whose results calls keep."""
     called = [node for node in fusion.module.graph.nodes if node.op == "call_function"]
-    own = {node.name for node in called if not _is_view(node)} - {*kept}
-    views = {node.name for node in fusion.given.nodes if _is_view(node)}
+    own = {node.name for node in called if not is_view(node)} - {*kept}
+    views = {node.name for node in fusion.given.nodes if is_view(node)}
     copies = tuple(_copies(fusion.module.graph))
     target, _ = target_of(device)
     inside = {id(node) for site in fusion.cut.sites for node in site.nodes}
@@ -38,7 +38,7 @@ def report_of(fusion: Fusion, device: torch.device, kept: Collection[str] = ()) 
     )
 
 
-def _is_view(node: fx.Node) -> bool:
+def is_view(node: fx.Node) -> bool:
     """Whether torch's operator gives the same elements, in no launch."""
     if isinstance(node.target, torch._ops.HigherOrderOperator):
         return False

@@ -25,6 +25,8 @@ class _Known(NamedTuple):
     Attributes:
         kernel: that it ran.
         are_alike: whether tensors look as its own did.
+        is_copied: whether the kernel reads a copy of src, whose elements share memory.
+        step: what the addresses divide that the kernel reads.
         read: the places of the tensors that the kernel reads where they lie, with their words.
         moved: the places of those of them that lie otherwise and are copied, and how the kernel has them.
         packed: the places of the others.
@@ -34,6 +36,8 @@ class _Known(NamedTuple):
 
     kernel: Kernel
     are_alike: Likeness
+    is_copied: bool
+    step: int
     read: list[tuple[int, int]]
     moved: Mapping[int, TensorSpec | Dense]
     packed: list[int]
@@ -63,12 +67,13 @@ class Site:
 
     def _again(self, known: _Known, src: torch.Tensor, given: Tensors) -> list[torch.Tensor]:
         """A call with tensors that look as known ones did; nothing where they lie otherwise."""
-        address = _where(src)
+        src = readable(src) if known.is_copied else src
+        address = _where(src, known.step)
         if known.moved:
             given = [
                 laid(each, known.moved[at]) if at in known.moved else each for at, each in enumerate(given)
             ]
-        words = [(word, _where(given[place])) for place, word in known.read]
+        words = [(word, _where(given[place], known.step)) for place, word in known.read]
         if not address or not all(at for _, at in words):
             return []
         bindings = self._bindings(known, given) if known.packed else None
@@ -122,12 +127,16 @@ class Site:
         self._known = self._last = None
         made = kernel(plain, given, parameters)
         is_one = type(kernel.unbound) is BoundPlan  # and none for each extent
-        if is_one and plain is src and not parameters:
+        if is_one and not parameters:
             looks = kernel.looks(given)
             read, moved = kernel.read(looks, given), kernel.moved(given)
             packed = [place for place in kernel.constant if place not in dict(read)]
             known = {place: look for place, look in looks.items() if look and place in packed}
-            self._known = _Known(kernel, alike(src, *given), read, moved, packed, known, kernel.old)
+            step = ALIGNMENT if src.is_cuda else 1
+            are_alike = alike(src, *given)
+            self._known = _Known(
+                kernel, are_alike, plain is not src, step, read, moved, packed, known, kernel.old
+            )
         return made
 
 
@@ -141,7 +150,7 @@ def _site(*_: object) -> Site:
     return Site()
 
 
-def _where(tensor: torch.Tensor) -> int:
+def _where(tensor: torch.Tensor, step: int) -> int:
     """Where a tensor lies; 0 where a kernel may not read it so."""
     address: int = tensor.data_ptr()
-    return 0 if address % ALIGNMENT or tensor.is_neg() else address
+    return 0 if address % step or tensor.is_neg() else address

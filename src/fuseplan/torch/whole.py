@@ -16,6 +16,7 @@ from fuseplan.graph.trial import problem_of
 from fuseplan.kernels.template import Accuracy
 from fuseplan.stores import sites
 from fuseplan.stores.sites import Key, Measured
+from fuseplan.torch.cutting import copied
 from fuseplan.torch.inductor import PEER
 from fuseplan.torch.turns import key_of, lost, timed
 
@@ -44,7 +45,7 @@ def faster(
         with_plans: makes the graph with plans; is given the reason why Inductor has the graph, for reports.
     """
     key = key_of(given.code, inputs, f"{PLANS} {accuracy}", PEER)
-    plain = _copied(given)  # plans, and Inductor, write into the graph
+    plain = copied(given)  # plans, and Inductor, write into the graph
     found = sites.KEPT.records().get(key)
     if dryrun:
         return with_plans(lost=lost(found))
@@ -67,15 +68,6 @@ def _is_measurable(inputs: Sequence[Any]) -> bool:
     """Whether all inputs are torch's own tensors with elements, of which no gradient is taken."""
     is_plain = all(type(each) in (torch.Tensor, torch.nn.Parameter) for each in inputs)
     return is_plain and not (torch.is_grad_enabled() and any(each.requires_grad for each in inputs))
-
-
-def _copied(given: fx.GraphModule) -> fx.GraphModule:
-    """The graph once more."""
-    graph: fx.Graph = fx.Graph()
-    graph.output(graph.graph_copy(given.graph, {}))
-    made = fx.GraphModule(given, graph)
-    made.meta = dict(given.meta)
-    return made
 
 
 def _measured(key: Key, made: dict[str, Call], inputs: Sequence[Any]) -> Measured:
