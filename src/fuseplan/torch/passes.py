@@ -15,7 +15,7 @@ from fuseplan.torch.reporting import is_view, report_of, trace
 # On a Zen 5: seconds that AOT autograd takes around a call, and around each operator of torch's in it, beside
 # torch without it, by the number of passes. Around steps it was 0.22 ms with one operator, 0.52 with
 # 144 in a row, and 0.9 to 1.8 with 100 to 430 of an MLP-mixer, an LSTM and a U-Net.
-TAKEN = {1: (25e-6, 2e-6), 2: (400e-6, 4e-6)}
+TAKEN = {1: (10e-6, 2e-6), 2: (400e-6, 4e-6)}
 
 
 class Passes:
