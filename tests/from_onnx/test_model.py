@@ -374,25 +374,9 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 # Of ONNX's own tests of single operators; benchmarks/onnx_node_tests.py runs all 1,884.
 MODULES = (
-    "ceil",
-    "clip",
-    "flatten",
-    "floor",
-    "gelu",
-    "gemm",
-    "hardswish",
-    "maxpool",
-    "reduce_log_sum",
-    "reducel1",
-    "reducel2",
-    "reducesumsquare",
-    "rnn",
-    "scan",
-    "selu",
-    "softmax",
-    "squeeze",
-    "swish",
-)
+    "ceil", "clip", "flatten", "floor", "gelu", "gemm", "hardswish", "maxpool", "reduce_log_sum",
+    "reducel1", "reducel2", "reducesumsquare", "rnn", "scan", "selu", "softmax", "squeeze", "swish",
+)  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore")  # the package's cases compute infinities on the way
