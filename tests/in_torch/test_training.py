@@ -16,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fuseplan.graph.why import Why
 from fuseplan.stores import sites
-from fuseplan.torch import cutting, dynamo, rivals
+from fuseplan.torch import cutting, dynamo
 from fuseplan.torch.cutting import Fusion, fused
 from fuseplan.torch.lying import laid_out
 from fuseplan.torch.partition import partitioned
@@ -24,12 +24,6 @@ from fuseplan.torch.sites import Site, called
 
 F, aten = nn.functional, torch.ops.aten
 INDUCTOR = "fuseplan.torch.inductor"  # which imports torch's compiler
-
-
-@pytest.fixture(autouse=True)
-def _small_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plans compute the products of these tests, for which torch takes less of the host's time."""
-    monkeypatch.setattr(rivals, "BRIEF", 0)
 
 
 class Block(nn.Module):  # type: ignore[misc]
@@ -178,21 +172,19 @@ def test_a_step_lays_out_nothing_that_lies_so_and_counts_the_packing_of_weights(
         assert not any("repacks" in each for each in texts if each not in products)
 
 
-def test_torch_has_products_that_take_little_time_and_nothing_is_fused_with(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """And the sums of few rows beside them, on a CPU; a larger product and one behind a formula are plans."""
-    monkeypatch.undo()
+@pytest.mark.usefixtures("estimated")
+@pytest.mark.parametrize(("rows", "count"), [(8, 0), (65536, 1)])
+def test_torch_has_products_that_nothing_is_fused_with(rows: int, count: int) -> None:
+    """And small ones with a formula behind, and sums of few rows: on a CPU calls take longer than these."""
 
     def step(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, g: torch.Tensor) -> list[torch.Tensor]:
         return [torch.addmm(b, x, w.t()), g @ w, g.t() @ x, g.sum(0, keepdim=True), (x @ w.t()).relu()]
 
-    for rows, count in ((8, 1), (4096, 4)):  # torch has the sum
-        tensors = [torch.empty(*shape) for shape in ((rows, 32), (16, 32), (16,), (rows, 16))]
-        given = make_fx(step, tracing_mode="fake")(*tensors)
-        cut = fused(given, torch.device("cpu"), is_built=False, ranges=False).cut
-        assert len(cut.sites) == count
-        assert Why.ALONE in {each.why for each in cut.left.values()}
+    tensors = [torch.empty(*shape) for shape in ((rows, 32), (16, 32), (16,), (rows, 16))]
+    given = make_fx(step, tracing_mode="fake")(*tensors)
+    cut = fused(given, torch.device("cpu"), is_built=False, ranges=False).cut
+    assert [len(site.plan.ops) for site in cut.sites if site.plan.ops[0].kind == "contraction"] == [2] * count
+    assert Why.HOST in {each.why for each in cut.left.values()}
 
 
 def test_on_a_gpu_cublas_has_products_that_nothing_is_fused_with(monkeypatch: pytest.MonkeyPatch) -> None:
