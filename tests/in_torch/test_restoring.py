@@ -13,6 +13,7 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import fuseplan.torch
+from fuseplan.torch.lifetimes import Lifetimes
 from fuseplan.torch.lying import ORDER, laid_out
 from fuseplan.torch.restoring import restore
 
@@ -140,3 +141,51 @@ def test_extents_may_depend_on_elements(make: Callable[..., Any]) -> None:
         for each in (src, -src, src * 0):
             for one, other in zip(whole(each), module(each), strict=True):
                 torch.testing.assert_close(one, other)
+
+
+def test_an_input_that_lies_otherwise_is_laid_out_for_group_norms_gradient() -> None:
+    """A backward pass has values as the forward pass left them; `val` tells how torch's operators would."""
+
+    def gradient(grad: torch.Tensor, src: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor) -> Any:
+        named = torch.ops.aten.native_group_norm_backward
+        return named.default(grad, src, mean, rstd, None, 2, 8, 20, 4, [True, False, False])[0]
+
+    torch.manual_seed(0)
+    grad, src = torch.randn(2, 8, 4, 5), torch.randn(2, 8, 4, 5)
+    var, mean = torch.var_mean(src.reshape(2, 4, -1), 2, correction=0)
+    tensors = (grad, src, mean, (var + 1e-5).rsqrt())
+    module = make_fx(gradient, tracing_mode="fake")(*tensors)
+    (_, kept, *_) = module.graph.find_nodes(op="placeholder")
+    kept.meta[ORDER] = (0, 2, 3, 1)
+    restore(module.graph)
+    layings = module.graph.find_nodes(op="call_function", target=laid_out)
+    (laid,) = (each for each in layings if each.args == (kept, (0, 1, 2, 3)))
+    assert laid not in Lifetimes.of(module, (), on_gpu=False).same
+    module.recompile()
+    made = module(grad, src.contiguous(memory_format=torch.channels_last), *tensors[2:])
+    torch.testing.assert_close(made, gradient(*tensors))
+
+
+class Gated(nn.Module):  # type: ignore[misc]
+    """Squeeze and excitation of what a convolution and a norm make."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
+        self.squeeze, self.excite = nn.Linear(8, 2), nn.Linear(2, 8)
+
+    def forward(self, src: torch.Tensor) -> torch.Tensor:
+        made = self.norm(self.conv(src))
+        gate = torch.sigmoid(self.excite(torch.relu(self.squeeze(made.mean((2, 3))))))
+        return torch.relu(src + made * gate[:, :, None, None])
+
+
+def test_a_gated_block_trains_as_torch_does() -> None:
+    """How its kept values lie is told of tensors without elements."""
+    torch.manual_seed(0)
+    plain, src = Gated(), torch.randn(4, 8, 16, 16)
+    ours = copy.deepcopy(plain)
+    for module, call in ((plain, plain), (ours, compiled(ours))):
+        call(src).square().sum().backward()
+    for one, other in zip(ours.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-3)

@@ -15,7 +15,6 @@ from fuseplan.graph.node import Node
 from fuseplan.graph.ops import Expand, Foreign
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.ops.affine import Bias
-from fuseplan.ops.conv import OfConvolution
 from fuseplan.ops.gradient import LinearWeightGradient
 from fuseplan.ops.matmul import Product
 from fuseplan.torch.lying import is_copied, laid_out, order_of
@@ -27,6 +26,11 @@ OPERATOR, ROW, BYTES_A_SECOND = 3e-6, 7e-9, 60e9
 # another order of axes, with the bytes a second of such a copy; of torch's convolutions before they compute;
 # and by how much of a plan's estimated time torch's own kernels take longer.
 HOST, COPY, LAYING, LAID_A_SECOND, CONVOLUTION, BETTER = 15e-6, 2e-6, 3e-6, 10e9, 40e-6, 0.25
+# Whose operators take as long before they compute: batch norm, and parts of results, such as the gradients of
+# convolutions, of which one takes nearly as long as all. Gradients of activations take 240 us, not 31, where
+# one of their inputs has channels last and the other has not, as plans leave them.
+LASTS = ("nwc", "nhwc", "ndhwc")
+LONG, GRADIENT = ("convolution", "batch_norm", "getitem"), "_backward"
 ARITHMETIC = ("aten.add", "aten.sub", "aten.mul", "aten.div")  # torch's functions are slow between gaps
 
 
@@ -68,7 +72,9 @@ def saved_by(cut: Cut, makers: Mapping[str, fx.Node], host: float, graph: fx.Gra
 def _better(site: Site, host: float) -> float:
     """Seconds by which torch's own kernels are estimated to take longer than the plan's arithmetic."""
     ops, seconds = site.plan.ops, site.built.choice.seconds
-    if any(isinstance(op, OfConvolution) for op in ops):
+    kinds = " ".join(node.origin.kind for node in site.nodes)
+    is_mixed = GRADIENT in kinds and site.plan.src.layout in LASTS
+    if is_mixed or any(each in kinds for each in LONG):
         return CONVOLUTION + BETTER * seconds
     is_product = any(isinstance(op, Product | LinearWeightGradient) for op in ops)
     is_like = bool(host) and site.plan.src.dtype == "f32"  # weights that are packed in each call

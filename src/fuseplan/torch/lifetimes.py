@@ -18,7 +18,7 @@ from fuseplan.language.layouts import dense
 from fuseplan.tensors.torch_tensors import DTYPES
 from fuseplan.torch.cutting import WITHIN
 from fuseplan.torch.lying import ALIGNMENT as VECTOR
-from fuseplan.torch.lying import beside, first, joined, laid_out, tells_views
+from fuseplan.torch.lying import ORDER, beside, first, joined, laid_out, tells_views
 from fuseplan.torch.operator import launched, readable
 from fuseplan.torch.texts import joins_of, plan_on
 
@@ -292,7 +292,10 @@ class _Values:
                 self.leaving |= {*self._read(node)}
         if node.op == "output" or "c10d" in str(node.target):  # processes exchange it while others go on
             self.leaving |= {*self._read(node)}
-        return pytree.tree_map_only(torch.Tensor, _empty, node.meta.get("val"))
+        made = node.meta.get("val")
+        if node.op == "placeholder" and ORDER in node.meta:  # as the forward pass left it
+            return _like(made.shape, dense(made.shape, node.meta[ORDER]), made.dtype)
+        return pytree.tree_map_only(torch.Tensor, _empty, made)
 
 
 def _is_in(names: str, node: fx.Node) -> bool:

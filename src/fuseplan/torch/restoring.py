@@ -72,7 +72,8 @@ class Lying:
         if ORDER in node.meta or node.target is laid_out:
             shaped = value if ORDER in node.meta else self.of(node.args[0])
             order = node.meta.get(ORDER, node.args[1:2] and node.args[1])
-            is_known = shaped is not None and len(order) == len(shaped.shape)
+            is_known = shaped is not None and not isinstance(shaped, Described)
+            is_known = is_known and len(order) == len(shaped.shape)
             return shaped.new_empty_strided(shaped.shape, dense(shaped.shape, order)) if is_known else None
         if node.op != "call_function":
             return value
@@ -109,8 +110,8 @@ def _restored(node: fx.Node, unlike: set[fx.Node], made: dict[fx.Node, fx.Node])
         made[node] = node
         if _is_view(node):
             made[node] = _view(node, unlike, made) if node in unlike else node
-        elif node.op == "call_function" and isinstance(value := node.meta.get("val"), torch.Tensor):
-            made[node] = _laid(node, value)
+        elif node.op != "output" and isinstance(value := node.meta.get("val"), torch.Tensor):
+            made[node] = _laid(node, value) if node.op == "call_function" or ORDER in node.meta else node
     return made[node]
 
 
@@ -130,7 +131,8 @@ def _laid(node: fx.Node, value: torch.Tensor) -> fx.Node:
     # No operator leaves gaps on the one axis of a new tensor.
     if len(order) < 2 or not is_dense(value, order):
         return node
-    with node.graph.inserting_after(node):
+    inputs = node.graph.find_nodes(op="placeholder")  # which stand first
+    with node.graph.inserting_after(inputs[-1] if node.op == "placeholder" else node):
         return node.graph.call_function(laid_out, (node, tuple(order)))
 
 
