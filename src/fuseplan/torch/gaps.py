@@ -30,7 +30,8 @@ HOST, COPY, LAYING, LAID_A_SECOND, CONVOLUTION, BETTER = 15e-6, 2e-6, 3e-6, 10e9
 # convolutions, of which one takes nearly as long as all. Gradients of activations take 240 us, not 31, where
 # one of their inputs has channels last and the other has not, as plans leave them.
 LASTS = ("nwc", "nhwc", "ndhwc")
-LONG, GRADIENT = ("convolution", "batch_norm", "getitem"), "_backward"
+PART, GRADIENT = "getitem", "_backward"
+LONG = ("convolution", "batch_norm", PART)
 ARITHMETIC = ("aten.add", "aten.sub", "aten.mul", "aten.div")  # torch's functions are slow between gaps
 
 
@@ -62,10 +63,15 @@ def saved(site: Site, makers: Mapping[str, fx.Node], host: float = 0.0) -> float
 
 
 def saved_by(cut: Cut, makers: Mapping[str, fx.Node], host: float, graph: fx.Graph) -> float:
-    """Seconds that the plans of a graph save, without those for values that are laid out for them."""
+    """Seconds that the plans of a graph save, without those for values that are laid out for them.
+
+    Where several are parts of one operator's results, what that takes before it computes counts once.
+    """
     laid = [node.args[0] for node in graph.find_nodes(op="call_function", target=laid_out) if is_copied(node)]
     moved = sum(2 * int(value.meta["val"].nbytes) for value in laid)
-    saving = sum(saved(site, makers, host) for site in cut.sites)
+    names = [node.outputs[0] for site in cut.sites for node in site.nodes if PART in node.origin.kind]
+    parts = [makers[name].args[0] for name in names if name in makers]
+    saving = sum(saved(site, makers, host) for site in cut.sites) - CONVOLUTION * (len(parts) - len({*parts}))
     return saving - LAYING * len(laid) - moved / LAID_A_SECOND
 
 
