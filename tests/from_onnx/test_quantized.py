@@ -65,7 +65,7 @@ def test_values_between_operators_are_rounded_in_their_plans(dtype: str, is_move
     ("changed", "told"),
     [
         ({"s": np.full(2, 1 / 8, np.float32), "z": np.zeros(2, np.uint8)}, "not one constant number"),
-        ({"t": np.float32(1 / 16)}, "of what no QuantizeLinear makes"),
+        ({"t": np.float32(1 / 16)}, "of a value that no QuantizeLinear makes"),
     ],
     ids=["scales of channels", "a view between"],
 )
@@ -84,6 +84,18 @@ def test_other_quantizations_are_onnxruntimes(changed: dict[str, Any], told: str
     np.testing.assert_allclose(by_plans(proto)({"x": x})[0], by_onnxruntime(proto)({"x": x})[0], atol=1e-6)
     reasons = {node.origin.name: str(node.why) for node in read(proto, input_types(proto)).graph.nodes}
     assert told in reasons["d"]
+
+
+@pytest.mark.parametrize("told", [("QuantizeLinear", "precision"), ("DequantizeLinear", "output_dtype")])
+def test_a_quantization_in_another_dtype_is_onnxruntimes(told: tuple[str, str]) -> None:
+    nodes = [
+        helper.make_node(kind, [src, "s", "z"], [dst], dst, **({told[1]: 10} if kind == told[0] else {}))
+        for kind, src, dst in (("QuantizeLinear", "x", "q"), ("DequantizeLinear", "q", "d"))
+    ]
+    stored = {"s": np.float32(1 / 8), "z": np.int8(3)}
+    proto = model(nodes, {"x": (3, 4)}, ["d"], stored, 23)
+    (*_, last) = read(proto, input_types(proto)).graph.nodes
+    assert "in another dtype than its input's" in str(last.why)
 
 
 def test_an_integer_that_others_read_is_stored_too() -> None:

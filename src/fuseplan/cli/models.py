@@ -193,8 +193,8 @@ def fuse_command(asked: Asked, output: Path, shapes: Sequence[str]) -> None:
 def run_model(asked: Asked, shapes: Iterable[str], seed: int, choose: str) -> ModelTrial:
     """Runs a model on random data, beside ONNX Runtime where that is installed.
 
-    Results are judged beside float64 where it is not, or is too far away: on CPUs without VNNI, sums of its
-    products of 8 bits saturate.
+    Results are judged beside float64 where ONNX Runtime is not installed, or where its results are too far
+    away: on CPUs without VNNI, its sums of 8-bit products saturate.
 
     Raises:
         ArgumentError: as for `explain_model`.

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fuseplan.graph.attention import attention as joined
-from fuseplan.graph.ops import Expand, Map, Pad, Permute, Reshape, Slice
+from fuseplan.graph.ops import Expand, Foreign, Map, Pad, Permute, Reshape, Slice
 from fuseplan.graph.type import Type, numpy_dtype
 from fuseplan.graph.why import LeftError, Why
 from fuseplan.onnx.given import Given
@@ -319,14 +319,19 @@ def dequantized(given: Given) -> str:
     Of zero points z: clamp(round(x / scale) + z, low, high) - z = clamp(round(x / scale), low - z, high - z).
     """
     maker = given.maker()
-    if maker is None or maker.op.word != QUANTIZE or maker.why is not None:
-        raise LeftError(Why.NOT_IN_TABLE, f"{given.node.op_type} of what no QuantizeLinear makes")
+    if (
+        maker is None
+        or not isinstance(maker.op, Foreign)
+        or maker.op.word != QUANTIZE
+        or maker.why is not None
+    ):
+        raise LeftError(Why.NOT_IN_TABLE, f"{given.node.op_type} of a value that no QuantizeLinear makes")
+    if given.attribute("output_dtype", 0) or dict(maker.op.attributes).get("precision"):
+        raise LeftError(Why.NOT_IN_TABLE, "a quantization in another dtype than its input's")
     (src, scale, *zero), (_, own_scale, *own_zero) = maker.inputs, given.inputs
     begin, end = (int(given.number(names[0])) if any(names) else 0 for names in (zero, own_zero))
-    integer, dtypes = (
-        numpy_dtype(given.type().dtype),
-        {given.type_of(each).dtype for each in (src, own_scale)},
-    )
+    integer = numpy_dtype(given.type().dtype)
+    dtypes = {given.type_of(each).dtype for each in (src, own_scale)}
     if integer.kind not in "iu" or len(dtypes) > 1 or not given.type_of(src).is_float:
         raise LeftError(Why.DTYPE, f"{given.type()} of {given.type_of(src)}")
     low, high = np.iinfo(integer).min - begin, np.iinfo(integer).max - begin

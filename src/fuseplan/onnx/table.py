@@ -86,12 +86,12 @@ REDUCTIONS: dict[str, tuple[str, Callable[..., Op]]] = {
     "ReduceMax": ("amax", Amax),
     "ReduceMin": ("amin", Amin),
 }
-# Sums with a formula of each element before, and one of the sum behind; none where the text is empty.
+# Sums with a formula of each element before, and one of the sum behind.
 OF_SUMS = {
-    "ReduceL1": ("abs(a)", ""),
+    "ReduceL1": ("abs(a)", "a"),
     "ReduceL2": ("a * a", "sqrt(a)"),
-    "ReduceSumSquare": ("a * a", ""),
-    "ReduceLogSum": ("", "log(a)"),
+    "ReduceSumSquare": ("a * a", "a"),
+    "ReduceLogSum": ("a", "log(a)"),
 }
 # Operators whose versions before opset 13 the rows read too, and the first of these versions.
 OLDER = {
@@ -134,42 +134,29 @@ def _activation(make: Callable[[Given], Op]) -> Row:
     return row
 
 
-def _reduced(given: Given, name: str, axes: tuple[int, ...], keepdims: bool) -> str:
+def _reduced(given: Given, src: str, name: str, axes: tuple[int, ...], keepdims: bool) -> str:
     kind, op = REDUCTIONS[name]
     if not given.type().is_spec:
-        return given.add(Reduce(kind, axes, keepdims), given.inputs[0])
-    return given.layer(op(axes, keepdim=keepdims), given.inputs[0])
+        return given.add(Reduce(kind, axes, keepdims), src)
+    return given.layer(op(axes, keepdim=keepdims), src)
 
 
-def _reduction(name: str) -> Row:
+def _reduction(name: str, before: str = "a", behind: str = "a") -> Row:
     def row(given: Given) -> str:
+        """The reduction between two formulas, whose results may be in memory: squares leave f16's range."""
         given.floats_of_first()
         axes = given.integers(1, "axes")
         shape = given.shape()
-        if not axes and given.attribute("noop_with_empty_axes", 0):
+        is_nothing = not axes and (not shape or bool(given.attribute("noop_with_empty_axes", 0)))
+        if (before, behind) != ("a", "a") and (is_nothing or given.type().dtype not in ("f32", "f64")):
+            raise LeftError(Why.NOT_IN_TABLE, f"{given.node.op_type} of {given.type()}")
+        if is_nothing:
             return given.inputs[0]
         listed = sorted({axis % len(shape) for axis in axes} if axes else range(len(shape)))
         if math.prod(shape) == 0:
             raise LeftError(Why.SHAPE, given.type())
-        if not listed:
-            return given.inputs[0]
-        return _reduced(given, name, tuple(listed), bool(given.attribute("keepdims", 1)))
-
-    return row
-
-
-def _of_sum(before: str, behind: str) -> Row:
-    def row(given: Given) -> str:
-        """The formulas around a sum, of dtypes that hold squares: their results may be in memory."""
-        given.floats_of_first()
-        axes, shape = given.integers(1, "axes"), given.shape()
-        listed = sorted({axis % len(shape) for axis in axes or range(len(shape))})
-        is_nothing = not listed or math.prod(shape) == 0 or given.attribute("noop_with_empty_axes", 0)
-        if is_nothing or given.type().dtype not in ("f32", "f64"):
-            raise LeftError(Why.NOT_IN_TABLE, f"{given.node.op_type} of {given.type()} over {axes}")
-        given.inputs[0] = given.formula(before, given.inputs[0]) if before else given.inputs[0]
-        made = _reduced(given, "ReduceSum", tuple(listed), bool(given.attribute("keepdims", 1)))
-        return given.formula(behind, made) if behind else made
+        src, keepdims = given.formula(before, given.inputs[0]), bool(given.attribute("keepdims", 1))
+        return given.formula(behind, _reduced(given, src, name, tuple(listed), keepdims))
 
     return row
 
@@ -300,7 +287,7 @@ def _concat(given: Given) -> str:
 def _global(name: str) -> Row:
     def row(given: Given) -> str:
         given.floats()
-        return _reduced(given, name, tuple(range(2, len(given.shape()))), True)
+        return _reduced(given, given.inputs[0], name, tuple(range(2, len(given.shape()))), True)
 
     return row
 
@@ -358,7 +345,7 @@ TABLE: dict[str, Row] = {
     **{name: _joined(name, text) for name, text in JOINED.items()},
     **{name: _activation(make) for name, make in ACTIVATIONS.items()},
     **{name: _reduction(name) for name in REDUCTIONS},
-    **{name: _of_sum(*texts) for name, texts in OF_SUMS.items()},
+    **{name: _reduction("ReduceSum", *texts) for name, texts in OF_SUMS.items()},
     "Clip": _clip,
     "HardSigmoid": _hard_sigmoid,
     "Selu": _selu,

@@ -145,12 +145,8 @@ def distance(got: Any, want: Any) -> float:
 
 def allowed_by_rounding(graph: Graph) -> float:
     """The most that is right of any value in a graph that rounds numbers to whole ones; 0 in others."""
-    stored = any(
-        made.dtype in ("i8", "u8")
-        for node in graph.nodes
-        for made in map(graph.types.get, node.outputs)
-        if made
-    )
+    made = (graph.types[name] for node in graph.nodes for name in node.outputs if name)
+    stored = any(each.dtype in ("i8", "u8") for each in made)
     rounds = any("round" in calls(node.op.expression) for node in graph.nodes if isinstance(node.op, Map))
     return ALLOWED["i8"] if stored or rounds else 0.0
 

@@ -72,8 +72,8 @@ class Lying:
         if ORDER in node.meta or node.target is laid_out:
             shaped = value if ORDER in node.meta else self.of(node.args[0])
             order = node.meta.get(ORDER, node.args[1:2] and node.args[1])
-            is_known = shaped is not None and not isinstance(shaped, Described)
-            is_known = is_known and len(order) == len(shaped.shape)
+            is_plain = shaped is not None and not isinstance(shaped, Described)
+            is_known = is_plain and len(order) == len(shaped.shape)
             return shaped.new_empty_strided(shaped.shape, dense(shaped.shape, order)) if is_known else None
         if node.op != "call_function":
             return value
