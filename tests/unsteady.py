@@ -14,6 +14,7 @@ from fuseplan.language.dtypes import dtype_of
 from fuseplan.measure.data import held
 from fuseplan.measure.spaces import exact
 from fuseplan.plans.plan import FusionPlan
+from fuseplan.plans.step import Step
 from fuseplan.scalar import CASTS
 
 Array = NDArray[Any]
@@ -30,13 +31,22 @@ class OutOfRangeError(Exception):
     """A number on the way lies where the compute dtype has fewer bits, or none."""
 
 
+def _coarse(step: Step) -> float:
+    """What a product's factors are rounded to: tf32, or src's dtype where a prologue made them."""
+    if step.op.kind != "contraction":
+        return 0.0
+    if step.op.attributes().get("precision") == "tf32":
+        return TF32
+    factors = dtype_of(step.src.dtype)
+    return factors.epsilon if step.index and factors.is_float else 0.0
+
+
 class _Noise:
     """Arithmetic in float64 that rounds each result at random."""
 
     def __init__(self, plan: FusionPlan, seed: int) -> None:
         self._rng = np.random.default_rng(seed)
-        is_coarse = any(step.op.attributes().get("precision") == "tf32" for step in plan.steps)
-        self._size = TF32 if is_coarse else ROUNDINGS * dtype_of(plan.compute_dtype).epsilon
+        self._size = max(ROUNDINGS * dtype_of(plan.compute_dtype).epsilon, *map(_coarse, plan.steps))
         self._least, self._most = RANGES[plan.compute_dtype]
 
     def moved(self, values: Array) -> Array:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from fuseplan.kernels.centre import Summary, Unary
 from fuseplan.kernels.contraction import Contraction
 from fuseplan.kernels.emit import Source
-from fuseplan.kernels.kernel import CHANNEL, Kernel, KernelOperand, Stage
+from fuseplan.kernels.kernel import Kernel, KernelOperand, Stage
 from fuseplan.kernels.target import Target
 from fuseplan.language.dtypes import dtype_of
 from fuseplan.messages.reasons import Claim, Reason, claim
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 Accuracy = str | float  # "default", "strict", or the largest `error_bound` allowed
 
-_SMALL = ((), CHANNEL)  # axes of operands that are read again for each part
 _TWO_DIGITS_UP = Context(prec=2, rounding=ROUND_CEILING)
 
 
@@ -101,11 +100,15 @@ def summary_claims(kernel: Kernel) -> Iterator[Claim]:
     is_product = is_product and not conv.weight_per_batch
     yield claim(is_product, Reason.SUMMED_PRODUCT, got=None if is_product else conv.text, operator=step)
     yield from layout_claims(kernel)
-    between = (each for each in kernel.operands if each.role == "between")
-    large = {each.key for each in between if each.axes not in _SMALL}
+    large = _large_between(kernel)
     met = (each for each in kernel.between if large & leaves_of(each.expression))
     yield none_claim(met, Reason.OPERANDS_BETWEEN)
     yield block_claim(kernel)
+
+
+def _large_between(kernel: Kernel) -> set[str]:
+    """Operands between that are neither per channel nor shared: those of a vector's elements are neither."""
+    return {op.key for op in kernel.operands if op.role == "between" and op.axes and not op.is_channel}
 
 
 def _parts_claims(kernel: Kernel, *, gated: bool) -> Iterator[Claim]:
@@ -114,7 +117,7 @@ def _parts_claims(kernel: Kernel, *, gated: bool) -> Iterator[Claim]:
     is_gate = gated and split is not None and (split.axis, split.reads, split.makes) == (1, 2, 1)
     is_gate = is_gate and conv.groups == 1 and not conv.weight_per_batch
     yield none_claim(kernel.epilogue[: bool(split and not is_gate)], Reason.PARTS_OF_FEATURES)
-    large = {each.key for each in kernel.operands if each.role == "between" and each.axes not in _SMALL}
+    large = _large_between(kernel)
     met = (each for each in kernel.between if each.saves or large & leaves_of(each.expression))
     yield none_claim(met, Reason.OPERANDS_BETWEEN)
 
