@@ -40,9 +40,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _no_gradients():  # type: ignore[no-untyped-def]
+def _no_gradients_nor_kept_memory():  # type: ignore[no-untyped-def]
     with torch.no_grad():
         yield
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()  # 15 processes share a GPU: what one of them kept, others lacked
 
 
 class Recorder(Counts):

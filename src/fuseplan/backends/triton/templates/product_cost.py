@@ -204,12 +204,12 @@ def is_narrow(kernel: Kernel) -> bool:
 def shared_bytes(knobs: Knobs, kernel: Kernel) -> int:
     """Shared memory of one program: the tiles under way, of joined elements one, and 1 KiB besides.
 
-    What a prologue reads of each element comes with src.
+    What a prologue reads for each element comes with src, numbers of rows too.
     """
     stages = max(1, knobs.stages)
     rows = knobs.rows * (1 if knobs.joined > 1 else stages)
     weights = knobs.features * knobs.weights * stages
-    beside = (each for each in kernel.operands if each.role == "prologue" and not each.packed)
+    beside = (op for op in kernel.operands if op.role == "prologue" and op.axes and not op.is_channel)
     element = kernel.src.itemsize + sum(dtype_of(each.dtype).itemsize for each in beside)
     held = rows * element + weights * dtype_of(kernel.weight.dtype).itemsize
     return max(1024, held * knobs.depth) + 1024
