@@ -386,6 +386,6 @@ def test_functions_of_torchs_own_take_what_its_operators_take() -> None:
         target = getattr(getattr(torch.ops.aten, operator), overload)
         node = fx.Graph().call_function(target)
         kwargs = {"pin_memory": False} if operator == "zeros_like" else {}
-        function = function_of(node)
+        function = function_of(node, in_place=False)
         assert function is not target
         close(*(pytree.tree_leaves(call(*args, **kwargs)) for call in (function, target)))

@@ -379,7 +379,8 @@ def _written(graph: fx.Graph, lives: Lifetimes) -> tuple[fx.GraphModule, list[fx
             args |= {each: made.call_method("clone", (args[each],)) for each in lives.rewritten(node)}
             out = {"out": value(node)} if node in lives.written else {}
             values[node] = made.node_copy(node, args.__getitem__)
-            values[node].target, values[node].kwargs = function_of(node), {**values[node].kwargs, **out}
+            values[node].target = function_of(node, in_place=node in lives.renewed)
+            values[node].kwargs = {**values[node].kwargs, **out}
     return fx.GraphModule({}, made), slots
 
 

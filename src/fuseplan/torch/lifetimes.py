@@ -20,6 +20,7 @@ from fuseplan.torch.cutting import WITHIN
 from fuseplan.torch.lying import ALIGNMENT as VECTOR
 from fuseplan.torch.lying import ORDER, beside, first, joined, laid_out, tells_views
 from fuseplan.torch.operator import launched, readable
+from fuseplan.torch.replacing import VIEWS, replacing
 from fuseplan.torch.texts import joins_of, plan_on
 
 aten = torch.ops.aten
@@ -57,6 +58,7 @@ class Lifetimes:
         copied: of each such value, the other parts with their places; likewise of copies of known values.
         steady: the other values that lie in each call as they are described: inputs and launches' outputs.
         same: the nodes that give what they read in each call; `laid_out` takes 2 us of the host to find so.
+        renewed: of `VIEWS`, those that may write into their first argument: one of them made it.
     """
 
     known: set[fx.Node] = field(default_factory=set)
@@ -69,6 +71,7 @@ class Lifetimes:
     copied: dict[fx.Node, list[tuple[fx.Node, Part]]] = field(default_factory=dict)
     steady: set[fx.Node] = field(default_factory=set)
     same: set[fx.Node] = field(default_factory=set)
+    renewed: set[fx.Node] = field(default_factory=set)
     _line: int = ALIGNMENT
     _outs: dict[fx.Node, torch.Tensor] = field(default_factory=dict)
 
@@ -103,6 +106,7 @@ class Lifetimes:
                 made._view_or_copy(node, place, values)
             if node.target in (first, laid_out):
                 made._stay(node, values)
+            made._renew(node, place, values)
         return made
 
     def late(self, node: fx.Node) -> list[fx.Node]:
@@ -173,6 +177,11 @@ class Lifetimes:
         if is_same and is_steady:
             self.steady.add(node)
 
+    def _renew(self, node: fx.Node, place: int, values: _Values) -> None:
+        """A tensor that an operator of `VIEWS` made, and another one then replaces a part of."""
+        if node.target in VIEWS and node.args[0].target in VIEWS and values.is_last(node, place):
+            self.renewed.add(node)
+
     def _write(self, node: fx.Node, place: int, values: _Values) -> None:
         """A place for what an operator of torch's makes: launches that read it are bound."""
         out = values.found[node]
@@ -240,6 +249,12 @@ class _Values:
         is_known = node.target in COPYING or tells_views(node) or _is_repeatable(node)
         return is_known and self.leaving.isdisjoint(storages(self.found[node]))
 
+    def is_last(self, node: fx.Node, place: int) -> bool:
+        """Whether a node is the last to read its first argument's memory, of which it reads nothing else."""
+        storage = _storage(self.found[node.args[0]])
+        others = [number for each in node.args[1:2] for number in storages(self.found[each])]
+        return self.last[storage] == place and storage not in {*others, *self.leaving}
+
     def is_read_in_place(self, node: fx.Node) -> bool:
         """Whether a launch gives its output alone, and reads src in place."""
         operators, src, given = node.args
@@ -304,8 +319,13 @@ def _is_in(names: str, node: fx.Node) -> bool:
     return is_op and f" {node.target._opname} " in names
 
 
-def function_of(node: fx.Node) -> Any:
-    """What computes a node: a function of torch's own in the place of an operator of ATen's."""
+def function_of(node: fx.Node, *, in_place: bool) -> Any:
+    """What computes a node: a function of torch's own, or of ours, in the place of an operator of ATen's.
+
+    `in_place`: it may write into its first argument.
+    """
+    if node.target in VIEWS:
+        return replacing(node, in_place=in_place)
     name = node.target._opname if _is_in(QUICK, node) else ""
     return getattr(torch, name, None) or getattr(torch.Tensor, name, node.target)
 
