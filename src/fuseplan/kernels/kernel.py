@@ -243,7 +243,7 @@ class Kernel(Opened):
 
     @cached_property
     def compute_dtype(self) -> str:
-        """The dtype of sums, expressions and parameters: f64 for f64, exact sums of i8 and large indices."""
+        """The dtype of sums, expressions and parameters: f64 for f64, sums of integers and large indices."""
         casts = (CASTS.get(fn) for each in (*self.prologue, *self.epilogue) for fn in calls(each.expression))
         is_exact = any(op.role == "weight" and not dtype_of(op.dtype).is_float for op in self.operands)
         made = self.reductions

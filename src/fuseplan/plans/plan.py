@@ -190,8 +190,8 @@ class FusionPlan(PlanTable):
 
     @property
     def compute_dtype(self) -> str:
-        """The dtype of computation and parameters: f64 for f64 anywhere and exact sums of i8, else f32."""
-        is_exact = any(step.op.kind == "contraction" and step.src.dtype == "i8" for step in self._steps)
+        """The dtype of computation and parameters: f64 for f64 anywhere and sums of integers, else f32."""
+        is_exact = any(step.src.dtype in step.op.integers for step in self._steps)
         dtypes = (self._src.dtype, *(step.dst.dtype for step in self._steps))
         return "f64" if is_exact or "f64" in dtypes else "f32"
 
