@@ -105,11 +105,8 @@ class Op(ABC):
             PlanError: it does not.
         """
         if not dtype_of(src.dtype).is_float and src.dtype not in self.integers:
-            raise PlanError(
-                f"{self.name} computes with floating-point numbers",
-                got=src.dtype,
-                remedy="Convert them before: `cast(f32)`, or `dequantize` with a scale",
-            )
+            remedy = "Convert them before: `cast(f32)`, or `dequantize` with a scale"
+            raise PlanError(f"{self.name} computes with floating-point numbers", got=src.dtype, remedy=remedy)
 
     def __post_init__(self) -> None:
         for declared in declared_fields(type(self)):
