@@ -173,7 +173,7 @@ class Op(ABC):
     def _operand(self, name: str, declared: OperandField, src: TensorSpec) -> Operand:
         per: Any = declared.per(self, src) if callable(declared.per) else declared.per
         block = cast(int, getattr(self, "block", 1)) if per == "block" else 1
-        spec: TensorSpec | Dense | None = self.output(src) if per == "element" else None
+        spec: TensorSpec | Dense | None = None
         axes, word, shape = tuple[int, ...](), "weight", per
         if isinstance(per, str):
             axes, word, shape = PER[per](src), per, extents(src, per, block)
@@ -183,6 +183,7 @@ class Op(ABC):
             axes, word, shape, spec = per.axes, "beside", per.spec.shape, per.spec
         own = per.spec.dtype if word == "beside" else src.dtype if word in IN_SRC_DTYPE else src.compute_dtype
         dtype = declared.dtype(self, src) if declared.dtype else own
+        spec = self.output(src).with_dtype(dtype) if per == "element" else spec
         if prod(numbers(shape)) * dtype_of(dtype).itemsize > MAX_BYTES:
             raise PlanError(
                 f"{self.name}: its {name} is larger than memory can be",

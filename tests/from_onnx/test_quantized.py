@@ -64,12 +64,12 @@ def test_values_between_operators_are_rounded_in_their_plans(dtype: str, is_move
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
-        ({"s": np.full(2, 1 / 8, np.float32), "z": np.zeros(2, np.uint8)}, "not one constant number"),
-        ({"t": np.float32(1 / 16)}, "of a value that no QuantizeLinear makes"),
+        ({"s": np.full(2, 1 / 8, np.float32), "z": np.zeros(2, np.uint8)}, "not one number"),
+        ({"t": np.float32(1 / 16)}, "None"),
     ],
-    ids=["scales of channels", "a view between"],
+    ids=["scales of channels", "integers that another operator makes"],
 )
-def test_other_quantizations_are_onnxruntimes(changed: dict[str, Any], told: str) -> None:
+def test_quantizations_that_onnxruntime_takes_part_in(changed: dict[str, Any], told: str) -> None:
     node, between = helper.make_node, "q" if "s" in changed else "v"
     nodes = [
         node("QuantizeLinear", ["x", "s", "z"], ["q"], "q"),
@@ -94,8 +94,8 @@ def test_a_quantization_in_another_dtype_is_onnxruntimes(told: tuple[str, str]) 
     ]
     stored = {"s": np.float32(1 / 8), "z": np.int8(3)}
     proto = model(nodes, {"x": (3, 4)}, ["d"], stored, 23)
-    (*_, last) = read(proto, input_types(proto)).graph.nodes
-    assert "in another dtype than its input's" in str(last.why)
+    reasons = [str(each.why) for each in read(proto, input_types(proto)).graph.nodes]
+    assert any("in another dtype than its input's" in each for each in reasons)
 
 
 def test_an_integer_that_others_read_is_stored_too() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -16,6 +17,7 @@ from fuseplan.graph.fronts import Front, fronts, spines, src_of
 from fuseplan.graph.gates import of_halves, of_two
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.horizontal import together
+from fuseplan.graph.integers import of_integers, read_as_integers
 from fuseplan.graph.joins import as_given, in_place
 from fuseplan.graph.layer import Layer
 from fuseplan.graph.node import Node
@@ -237,8 +239,8 @@ class _Finder:
         ended = before or region.ended
         further = {name: place for place, name in enumerate(node.outputs) if place and name}
 
-        def form(middle: list[Stage]) -> Site | Reason:
-            for values, nodes, front in self._fronts(node, layer, pieces):
+        def form(middle: list[Stage], before: Iterable[Front] = ()) -> Site | Reason:
+            for values, nodes, front in before or self._fronts(node, layer, pieces):
                 made, whole = [*front, *middle], (*nodes, *pieces, *region.nodes)
                 read = src_of(self.graph, values, made, src)
                 site = self._site(read, made, whole, values, region.head, ended)
@@ -253,7 +255,13 @@ class _Finder:
             return gated
         site = form(taken)
         is_folded = [each.op for each in taken] != [each.op for each in plain]
-        return replace(site, others=(partial(form, plain),)) if is_folded and isinstance(site, Site) else site
+        if is_folded and isinstance(site, Site):
+            site = replace(site, others=(partial(form, plain),))
+        for each in of_integers(self.graph, node, layer, pieces, plain):
+            found = form([], [each])
+            seconds = site.records.choice.seconds if isinstance(site, Site) else math.inf
+            site = found if isinstance(found, Site) and found.records.choice.seconds <= seconds else site
+        return site
 
     def _gated(
         self, node: Node, layer: Layer, src: TensorSpec, region: Region, stages: list[Stage], ended: Reason
@@ -296,8 +304,10 @@ class _Finder:
     def _fronts(self, node: Node, layer: Layer, pieces: Nodes) -> Iterator[Front]:
         """What may stand in front of an anchor; at last, nothing."""
         name = node.inputs[0]
-        if layer.op.kind in ("contraction", "attention", "elementwise"):
+        if layer.op.kind in ("attention", "elementwise"):
             return iter([(name, (), [])])
+        if layer.op.kind == "contraction":
+            return iter([*read_as_integers(self.graph, name, pieces), (name, (), [])])
         spec = layer.src([self.graph.types[each] for each in node.inputs])
         return fronts(self.graph, name, pieces, spec, self.claimed, self._known, self.rules)
 
@@ -317,7 +327,8 @@ class _Finder:
             for region in regions(self.graph, spine, self.claimed, is_inside=False):
                 computing = [each for each in region.nodes if not isinstance(each.op, Convert)]
                 has_node = any(each is node for each in region.nodes)
-                if not computing or not has_node or is_widened(self.graph, region.head):
+                is_last = isinstance(region.nodes[-1].op, Convert) if region.nodes else False
+                if not computing or not has_node or (is_last and is_widened(self.graph, region.head)):
                     continue
                 found = self._pointwise(region)
                 if isinstance(found, Site):
@@ -336,9 +347,9 @@ class _Finder:
         if isinstance(node.op, Foreign):
             return node.why or Reason(Why.NOT_IN_TABLE, node.op.operator)
         made = self.graph.types[next(filter(None, node.outputs))]
-        if not made.is_float:
+        if not (made.is_float or made.is_quantized):
             return Reason(Why.DTYPE, str(made))
-        if not made.is_spec:
+        if not (made.is_spec or made.is_quantized):
             return Reason(Why.SHAPE, str(made))
         return None if formula_of(self.graph, node) else Reason(Why.NO_PLAN, node.op.word)
 
@@ -373,6 +384,8 @@ class _Finder:
         if isinstance(records, Unsupported):
             return self._no(nodes, Reason(Why.REFUSED, str(plan), records.refusals), str(plan))
         named = tuple(dict.fromkeys(stage.rule for stage in stages if stage.rule))
+        beside = tuple(each for stage in stages for each in stage.nodes)
+        nodes = in_order(self.graph, (*nodes, *beside)) if beside else nodes
         return Site(plan, records, nodes, start, head, bound(plan, stages), ended, rules=named)
 
     def _decided(self, plan: FusionPlan) -> Records | Unsupported:

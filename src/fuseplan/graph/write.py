@@ -13,6 +13,8 @@ import numpy as np
 from fuseplan.errors import PlanError
 from fuseplan.graph.formulas import Axes, spread
 from fuseplan.graph.graph import Graph
+from fuseplan.graph.layer import Layer
+from fuseplan.graph.node import Node
 from fuseplan.graph.op import Tensor
 from fuseplan.graph.region import OUTSIDE, Region, X
 from fuseplan.graph.rules import Holes, Rule
@@ -23,6 +25,7 @@ from fuseplan.op import Elementwise, Op
 from fuseplan.ops.activation import ACTIVATIONS
 from fuseplan.ops.affine import Add, AddAlong, BatchNorm, Bias, Div, Maximum, Minimum, Mul, MulAlong, Scale
 from fuseplan.ops.conv import ConvTranspose
+from fuseplan.ops.conversion import AddDequantized, Dequantize
 from fuseplan.ops.expression import Expression
 from fuseplan.ops.matmul import Product
 from fuseplan.scalar import REBUILD, Scalar, const, fold, leaf, leaves_of, text
@@ -40,11 +43,15 @@ class Unwritten(Exception):  # noqa: N818 - an answer: the region ends earlier t
 
 @dataclass(frozen=True)
 class Stage:
-    """An operator of a plan, its operands by name: names of values, or arrays; and the rule that names it."""
+    """An operator of a plan, its operands by name: names of values, or arrays; and the rule that names it.
+
+    `nodes` are what it computes of its operands, which nothing else reads.
+    """
 
     op: Op
     operands: Mapping[str, Bound] = field(default_factory=dict)
     rule: str = ""
+    nodes: tuple[Node, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -262,7 +269,14 @@ class _Writer:
         return Stage(AddAlong(along, **signs), {"other": value})
 
     def _elements(self, fn: str, name: str, is_left: bool) -> Stage:
-        """x with a value of its shape."""
+        """x with a value of its shape; a sum reads the integers of a dequantized one."""
+        node = dequantized(self.graph, name) if fn == "add" else None
+        numbers = [self.graph.constants.get(each) for each in node.inputs[1:]] if node else []
+        is_own = not self.graph.leaves(name, self.region.nodes)
+        if node and is_own and all(each is not None for each in numbers):
+            told = (float(str(each.reshape(()))) for each in numbers if each is not None)
+            dtype = self.graph.types[node.inputs[0]].dtype
+            return Stage(AddDequantized(dtype, *told), {"other": node.inputs[0]}, nodes=(node,))
         ops: dict[str, Elementwise] = {
             **{"add": Add(), "mul": Mul(), "maximum": Maximum(), "minimum": Minimum()},
             "sub": Add(alpha2=-1.0) if is_left else Add(alpha1=-1.0),
@@ -282,6 +296,13 @@ class _Writer:
             return _linear(np.full_like(values, -1.0), values, np.zeros_like(values))
         with np.errstate(divide="ignore"):
             return Stage(Scale(), {"scale": values if fn == "mul" else 1 / values})
+
+
+def dequantized(graph: Graph, name: str) -> Node | None:
+    """The node that makes a value of integers, by one scale for all of them; None where none does."""
+    node = graph.made_by.get(name)
+    op = node.op.op if node is not None and isinstance(node.op, Layer) else None
+    return node if isinstance(op, Dequantize) and op.per == "tensor" else None
 
 
 def _linear(factor: Tensor, summand: Tensor, mean: Bound) -> Stage:

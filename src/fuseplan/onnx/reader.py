@@ -15,6 +15,7 @@ from fuseplan.errors import PlanError
 from fuseplan.graph.attended import heads_apart
 from fuseplan.graph.flattened import with_axes
 from fuseplan.graph.graph import Graph
+from fuseplan.graph.integers import each_apart
 from fuseplan.graph.node import Node, Origin, Parts, line_of
 from fuseplan.graph.op import Tensor
 from fuseplan.graph.opened import OpenKernels
@@ -22,6 +23,7 @@ from fuseplan.graph.type import Type, type_of
 from fuseplan.graph.why import LeftError, Reason, Why
 from fuseplan.onnx.given import NODE, Given
 from fuseplan.onnx.protos import foreign, proto_of_type, read_inside, type_of_proto
+from fuseplan.onnx.quantized import stored_of
 from fuseplan.onnx.rows import rounded_up
 from fuseplan.onnx.runtime import computed, types_told
 from fuseplan.onnx.stored import array_of
@@ -152,7 +154,8 @@ class _Reader:
                 needed.update(node.inputs)
         for name in self.parts.constants.keys() - needed:
             del self.parts.constants[name]
-        self.parts.nodes = [*heads_apart(kept[::-1])]
+        self.parts.nodes = [*each_apart([*heads_apart(kept[::-1])], self.parts.outputs)]
+        self.parts.stored = {name: each for name, each in self.parts.stored.items() if name in needed}
         return ReadModel(with_axes(Graph(**vars(self.parts))), found, self.protos)
 
     def take(self, node: Any) -> None:
@@ -243,6 +246,8 @@ class _Reader:
         for name, array in zip(node.output, made, strict=False):
             if name:
                 self.keep(name, array)
+        stored = stored_of(node, [self.parts.constants.get(name) for name in inputs])
+        self.parts.stored = {**self.parts.stored, **({node.output[0]: stored} if stored else {})}
         self.parts.folded.append(origin)
         return True
 

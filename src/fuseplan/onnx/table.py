@@ -17,12 +17,12 @@ from onnx import helper
 from fuseplan.graph.ops import Concat, Permute, Reduce, Reshape
 from fuseplan.graph.why import LeftError, Why
 from fuseplan.onnx.given import Given
+from fuseplan.onnx.quantized import dequantized, quantized
 from fuseplan.onnx.rows import (
     attention,
     average_pool,
     batch_norm,
     convolution,
-    dequantized,
     expanded,
     gather,
     groups,
@@ -355,6 +355,7 @@ TABLE: dict[str, Row] = {
     "Dropout": _dropout,
     "Cast": _cast,
     "DequantizeLinear": dequantized,
+    "QuantizeLinear": quantized,
     "Reshape": _reshape,
     "Flatten": _flatten,
     "Gather": gather,
