@@ -12,6 +12,7 @@ from fuseplan.execution.stages import Records, decide
 from fuseplan.graph import attended, attention, layouts
 from fuseplan.graph.alternatives import OnSrc, as_it_lies, exact, seconds_of
 from fuseplan.graph.cut import Attempt, Cut, Site, bound
+from fuseplan.graph.folding import centre_of, taken_up
 from fuseplan.graph.formulas import formula_of
 from fuseplan.graph.fronts import Front, fronts, spines, src_of
 from fuseplan.graph.gates import of_halves, of_two
@@ -28,14 +29,14 @@ from fuseplan.graph.region import Region, is_widened, regions
 from fuseplan.graph.rotations import TURN, Rotation, ended_norms, normed, readings, rotation
 from fuseplan.graph.rules import Rule
 from fuseplan.graph.why import Reason, Why
-from fuseplan.graph.write import Stage, Unwritten, taken_up, written
+from fuseplan.graph.write import Stage, Unwritten, written
 from fuseplan.kernels.target import Target
 from fuseplan.kernels.template import Accuracy
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.ops import UNARY
 from fuseplan.ops.activation import Identity
 from fuseplan.ops.conversion import Cast
-from fuseplan.ops.matmul import Linear, Matmul, Product
+from fuseplan.ops.matmul import Product
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.system.locks import cached_property
 
@@ -135,7 +136,7 @@ class _Finder:
         (node, layer, pieces), region = self._normed[inner]
         src = TensorSpec(self.graph.types[inner].shape or (), self.graph.types[inner].dtype, names="bshd")
         try:
-            stages = [self._centre(node, layer), *written(self.graph, region, src, self.rules)]
+            stages = [centre_of(self.graph, node, layer), *written(self.graph, region, src, self.rules)]
         except Unwritten:
             return None
         for values, nodes, front in self._fronts(node, layer, pieces):
@@ -235,7 +236,7 @@ class _Finder:
             stages = written(self.graph, region, layer.op.output(src), self.rules)
         except Unwritten as error:
             return self._no((*pieces, *region.nodes), error.reason)
-        centre = self._centre(node, layer)
+        centre = centre_of(self.graph, node, layer)
         ended = before or region.ended
         further = {name: place for place, name in enumerate(node.outputs) if place and name}
 
@@ -275,7 +276,7 @@ class _Finder:
             return written(self.graph, region, made, self.rules)
 
         def behind(node: Node, region: Region) -> list[Stage]:
-            return taken_up([self._centre(node, layer), *write(region)])
+            return taken_up([centre_of(self.graph, node, layer), *write(region)])
 
         halves = of_halves(self.graph, region, stages, self.claimed, write)
         for found in (*of_two(self.graph, node, region, self.claimed, behind), *halves):
@@ -287,19 +288,6 @@ class _Finder:
             ):
                 return site
         return None
-
-    def _centre(self, node: Node, layer: Layer) -> Stage:
-        """The anchor with its operands; a product with a weight whose features come first."""
-        operands = {
-            key: self.graph.constants.get(name, name)
-            for key, name in zip(layer.keys, node.inputs[1:], strict=True)
-        }
-        op = layer.op
-        weight = operands.get("weight")
-        is_matrix = isinstance(op, Matmul) and not op.transposed and not op.batched
-        if isinstance(op, Matmul) and is_matrix and weight is not None and not isinstance(weight, str):
-            return Stage(Linear(op.features, precision=op.precision), {"weight": weight.T})
-        return Stage(op, operands)
 
     def _fronts(self, node: Node, layer: Layer, pieces: Nodes) -> Iterator[Front]:
         """What may stand in front of an anchor; at last, nothing."""
