@@ -12,19 +12,25 @@ from fuseplan.graph.fronts import Front
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.layer import Layer
 from fuseplan.graph.node import Node
+from fuseplan.graph.ops import Foreign
 from fuseplan.graph.write import Stage, dequantized
 from fuseplan.ops.conversion import Dequantize
 from fuseplan.ops.matmul import Matmul
 
 
 def each_apart(nodes: Sequence[Node], outputs: Sequence[str]) -> Iterator[Node]:
-    """The nodes, with a dequantization for each of its readers, whose plan has it in front."""
-    count, met = Counter(name for node in nodes for name in {*node.inputs}), Counter(outputs)
-    count.update(outputs)
+    """The nodes, with a dequantization for each of its readers, whose plan has it in front.
+
+    Outputs and other libraries' operators, whose inner graphs have its name, read the first.
+    """
+    ours = [node for node in nodes if not isinstance(node.op, Foreign)]
+    others = {name for node in nodes if isinstance(node.op, Foreign) for name in node.inputs} | {*outputs}
+    count, met = Counter(name for node in ours for name in {*node.inputs}), Counter(others)
+    count.update(others)
     scaled = {node.outputs[0] for node in nodes if _dequantizes(node)}
     for node in nodes:
         names = dict[str, str]()
-        for name in scaled.intersection(node.inputs):
+        for name in () if isinstance(node.op, Foreign) else scaled.intersection(node.inputs):
             names[name] = f"{name}.{met[name]}" if met[name] else name
             met[name] += 1
         yield replace(node, inputs=tuple(names.get(name, name) for name in node.inputs)) if names else node
