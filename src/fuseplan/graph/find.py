@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -10,7 +9,7 @@ from functools import partial
 from fuseplan.errors import PlanError, Unsupported
 from fuseplan.execution.stages import Records, decide
 from fuseplan.graph import attended, attention, layouts
-from fuseplan.graph.alternatives import OnSrc, as_it_lies, exact, seconds_of
+from fuseplan.graph.alternatives import OnSrc, as_it_lies, exact, faster, seconds_of
 from fuseplan.graph.cut import Attempt, Cut, Site, bound
 from fuseplan.graph.folding import centre_of, taken_up
 from fuseplan.graph.formulas import formula_of
@@ -259,9 +258,7 @@ class _Finder:
         if is_folded and isinstance(site, Site):
             site = replace(site, others=(partial(form, plain),))
         for each in of_integers(self.graph, node, layer, pieces, plain):
-            found = form([], [each])
-            seconds = site.records.choice.seconds if isinstance(site, Site) else math.inf
-            site = found if isinstance(found, Site) and found.records.choice.seconds <= seconds else site
+            site = faster(form([], [each]), site)
         return site
 
     def _gated(
