@@ -18,10 +18,10 @@ from fuseplan.kernels.centre import Centre, Reduction, Summary, Unary, listed
 from fuseplan.kernels.contraction import Contraction
 from fuseplan.kernels.counted import Counted
 from fuseplan.kernels.opened import Opened
+from fuseplan.language.bounds import EXACT_IN_F32, Bounds, bounds_behind, largest_sum
 from fuseplan.language.attend import Attend, AttendGradient
 from fuseplan.language.dtypes import dtype_of
 from fuseplan.language.extents import OPEN
-from fuseplan.language.indices import EXACT_IN_F32
 from fuseplan.language.parts import Split, part_of
 from fuseplan.language.reduction import Statistic
 from fuseplan.language.tensor import Dense, TensorSpec
@@ -243,13 +243,25 @@ class Kernel(Opened):
 
     @cached_property
     def compute_dtype(self) -> str:
-        """The dtype of sums, expressions and parameters: f64 for f64, exact sums of i8 and large indices."""
+        """The dtype of sums, expressions and parameters: f64 for f64, long sums of integers, large indices."""
         casts = (CASTS.get(fn) for each in (*self.prologue, *self.epilogue) for fn in calls(each.expression))
-        is_exact = any(op.role == "weight" and not dtype_of(op.dtype).is_float for op in self.operands)
+        is_exact = self.largest_sum > EXACT_IN_F32
         made = self.reductions
         has_index = made is not None and made.index
         is_exact |= bool(has_index) and self.reduced_count > EXACT_IN_F32
         return "f64" if is_exact or "f64" in (self.src.dtype, self.dst.dtype, *casts) else "f32"
+
+    @cached_property
+    def factor(self) -> Bounds:
+        """Between which numbers the elements lie that a weight is multiplied by; infinite unless integers."""
+        dtypes = {each.key: each.dtype for each in self.operands}
+        return bounds_behind((each.expression for each in self.prologue), self.src.dtype, dtypes)
+
+    @property
+    def largest_sum(self) -> float:
+        """The largest absolute value of a sum of products of integers; 0 in any other kernel."""
+        whole = [each for each in self.operands if each.role == "weight" and not dtype_of(each.dtype).is_float]
+        return largest_sum(self.factor, whole[0].dtype, self.contraction.depth) if whole else 0.0
 
     @cached_property
     def flops(self) -> int:

@@ -19,6 +19,7 @@ from fuseplan.op import Given, Op, operator
 from fuseplan.ops.windows import Padding, Pair, PerAxis, Window, Windowed, columns_of, reach, shortest
 
 PRECISIONS = ("full", "tf32")
+INTEGERS = ("i8",)  # that products are made of, with exact sums
 
 
 def check_precision(operator: str, precision: str, src: TensorSpec) -> None:
@@ -33,6 +34,11 @@ def check_precision(operator: str, precision: str, src: TensorSpec) -> None:
             if src.itemsize == 2
             else "Leave precision out",
         )
+
+
+def summed(made: TensorSpec) -> TensorSpec:
+    """The output of a product, in src's dtype until now: of integers, sums of i32."""
+    return made.with_dtype("i32") if made.dtype in INTEGERS else made
 
 
 @operator
@@ -99,6 +105,19 @@ class Conv(OfConvolution):
     torch = "conv"
 
     weight = operand(OfConvolution.weight_shape)
+
+    def check_dtype(self, src: TensorSpec) -> None:
+        """Floating-point numbers, and integers; a PlanError where src has other elements."""
+        if src.dtype not in INTEGERS:
+            super().check_dtype(src)
+
+    def output(self, src: TensorSpec) -> TensorSpec:
+        """The shape that `convolved` tells, of integers in i32; a PlanError as it says."""
+        return summed(super().output(src))
+
+    def depth(self, src: TensorSpec) -> int:
+        """Products that are summed into one element."""
+        return prod(self.weight_shape(src)[1:])
 
     def meaning(self, given: Given) -> tuple[Array, dict[str, Array]]:
         weight = given.operands["weight"]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from fuseplan.language.declarations import Array, Shape, count, operand, word
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.op import Given, Op, operator
-from fuseplan.ops.conv import PRECISIONS, check_precision
+from fuseplan.ops.conv import INTEGERS, PRECISIONS, check_precision, summed
 
 
 class Product(Op):
@@ -26,12 +26,12 @@ class Product(Op):
     batched: bool
 
     def check_dtype(self, src: TensorSpec) -> None:
-        """Floating-point numbers, and i8: its sums are exact; a PlanError where src has other elements."""
-        if src.dtype != "i8":
+        """Floating-point numbers, and integers; a PlanError where src has other elements."""
+        if src.dtype not in INTEGERS:
             super().check_dtype(src)
 
     def output(self, src: TensorSpec) -> TensorSpec:
-        """The axes of src, the last one of `features` elements; of i8 the sums are i32.
+        """The axes of src, the last one of `features` elements; of integers the sums are i32.
 
         Raises:
             PlanError: the precision is not for src's dtype.
@@ -39,8 +39,11 @@ class Product(Op):
         check_precision(self.name, self.precision, src)
         shape = list(src.shape)
         shape[src.channel_axis] = self.features
-        made = src.with_shape(shape)
-        return made if src.dtype != "i8" else made.with_dtype("i32")
+        return summed(src.with_shape(shape))
+
+    def depth(self, src: TensorSpec) -> int:
+        """Products that are summed into one element."""
+        return src.channels
 
     def meaning(self, given: Given) -> tuple[Array, dict[str, Array]]:
         weight, axis = given.operands["weight"], given.spec.channel_axis

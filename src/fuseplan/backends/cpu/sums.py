@@ -22,9 +22,18 @@ Operands = tuple[Callable[[int], Sequence[Value]], Callable[[int, int], Value]]
 class Sums:
     """Rows of vectors of accumulators, all `first` at first."""
 
-    def __init__(self, b: Builder, rows: int, vectors: int, first: float = 0.0) -> None:
+    def __init__(
+        self, b: Builder, rows: int, vectors: int, first: float = 0.0, *, kind: str | None = None
+    ) -> None:
         self.b, self.vectors, self.shape = b, vectors, (rows, vectors)
-        self._rows = [[b.variable(b.vector, b.number(first)) for _ in range(vectors)] for _ in range(rows)]
+        self.kind = kind or b.vector
+        self._rows = [[b.variable(self.kind, first) for _ in range(vectors)] for _ in range(rows)]
+
+    def begin(self, line: Sequence[Value]) -> None:
+        """Makes all rows of sums these."""
+        for row in self._rows:
+            for each, value in zip(row, line, strict=True):
+                each.set(value)
 
     def values(self) -> list[list[Value]]:
         """The sums as they are now."""
@@ -73,7 +82,10 @@ def add_products(
                 for row, before in enumerate(values):
                     x = spread(step, row)
                     values[row] = [add(x, each, value) for each, value in zip(line, before, strict=True)]
-                    _keep_operand(b, x, values[row])
+                    if product is not None:
+                        _keep_order(b, values[row])
+                    else:
+                        _keep_operand(b, x, values[row])
 
     if isinstance(depth, int):
         pieces(b, depth, UNROLL, steps, name="k")
@@ -106,3 +118,9 @@ def _keep_operand(b: Builder, x: Value, totals: Sequence[Value]) -> None:
     bits = BITS[element_of(kind)] * lanes_of(kind)
     if len(totals) == 1 and "+avx2" in features and "+avx512f" not in features and bits == 256:
         b.line(f'call void asm sideeffect "", "x,x"({x.type} {x.name}, {kind} {totals[0].name})')
+
+
+def _keep_order(b: Builder, totals: Sequence[Value]) -> None:
+    """Keeps the loads of the next row behind the sums of a row; it is no instruction."""
+    given = ", ".join(f"{each.type} {each.name}" for each in totals)
+    b.line(f'call void asm sideeffect "", "{"x," * len(totals)}~{{memory}}"({given})')

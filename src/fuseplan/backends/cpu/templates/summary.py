@@ -8,7 +8,7 @@ states of all blocks of features, and writes dst: there lanes are rows.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from math import log2
 from typing import ClassVar
@@ -332,7 +332,9 @@ class ProductSummary(Direct, SummaryKnobs):
             assert isinstance(made, Direct)
             if made.lines:
                 continue
-            itemsize = product.src.itemsize if made.pairs else model.itemsize(product)
+            if product.compute_dtype == "f64":
+                made = replace(made, dots=False)
+            itemsize = product.src.itemsize if made.dots else model.itemsize(product)
             panel = made.vectors * width * product.contraction.depth * itemsize
             fitting = min(_VECTORS // made.vectors, int(target.l2_bytes * 0.4) // panel)
             group = max(1, min(fitting, made.block_panels))
@@ -341,7 +343,7 @@ class ProductSummary(Direct, SummaryKnobs):
 
     def traffic(self, kernel: Kernel, target: Target) -> Traffic:
         product = as_rows(kernel)
-        room = staging.staged(product, stored=self.pairs).elements + state_elements(self, kernel, target)
+        room = staging.staged(product).elements + state_elements(self, kernel, target)
         return moved_once(kernel, room * model.itemsize(kernel))
 
     def waste(self, kernel: Kernel, target: Target) -> float:
