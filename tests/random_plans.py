@@ -16,7 +16,7 @@ from fuseplan.plans.plan import FusionPlan
 Rng = random.Random
 
 FLOATS = ("f32", "f32", "f32", "f16", "bf16", "f64")
-STORED = ("f16", "bf16", "f32", "f64", "f8e4m3", "f8e5m2", "i8", "i32", "bool")
+STORED = ("f16", "bf16", "f32", "f64", "f8e4m3", "f8e5m2", "i8", "u8", "i16", "i32", "bool")
 EXTENTS = (1, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 64, 70)
 MEDIUM = (1, 2, 7, 16, 24, 40, 48, 64, 80, 96, 128, 200, 333, 512)  # of more than `MOST_ELEMENTS` elements
 NAMES = {1: ("c",), 2: ("nc",), 3: ("ncw", "nwc", "bsc"), 4: ("nchw", "nhwc", "bhsd", "bshd", "bshd of bhsd"),
@@ -191,7 +191,7 @@ def _rotary(rng: Rng, src: TensorSpec, text: str) -> list[str]:
 
 def _scaled(default: bool) -> Callable[[Rng, TensorSpec, str], list[str]]:
     def draw(rng: Rng, src: TensorSpec, text: str) -> list[str]:
-        dtype = rng.choice(("f32", "f16", "bf16") if default else ("i8", "f8e4m3", "f8e5m2"))
+        dtype = rng.choice(("f32", "f16", "bf16", "i16") if default else ("i8", "u8", "f8e4m3", "f8e5m2"))
         per = rng.choice(("tensor", "channel", "row", "block"))
         return [dtype, f"per={per}", *_maybe(rng, f"block={rng.choice((1, 2, 5, 16))}", "zero_points=True")]
 

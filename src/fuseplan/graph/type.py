@@ -18,8 +18,7 @@ from fuseplan.messages.excerpt import shown
 
 # NumPy's names of dtypes, and the words for them: those of plans, and others that frameworks have.
 WORDS = STORED | {
-    "int64": "i64", "int16": "i16",
-    "uint64": "u64", "uint32": "u32", "uint16": "u16", "uint8": "u8",
+    "uint64": "u64", "uint32": "u32", "uint16": "u16",
     "complex128": "c128", "complex64": "c64", "object": "str",
 }  # fmt: skip
 FLOATS = ("f64", "f32", "f16", "bf16")

@@ -18,7 +18,7 @@ from fuseplan.kernels.centre import Centre, Reduction, Summary, Unary, listed
 from fuseplan.kernels.contraction import Contraction
 from fuseplan.kernels.counted import Counted
 from fuseplan.kernels.opened import Opened
-from fuseplan.language.bounds import EXACT_IN_F32, Bounds, bounds_behind, largest_sum
+from fuseplan.language.bounds import EXACT_IN_F32, Bounds, bounds_behind, is_long, largest_sum
 from fuseplan.language.attend import Attend, AttendGradient
 from fuseplan.language.dtypes import dtype_of
 from fuseplan.language.extents import OPEN
@@ -245,14 +245,15 @@ class Kernel(Opened):
     def compute_dtype(self) -> str:
         """The dtype of sums, expressions and parameters: f64 for f64, long sums of integers, large indices."""
         casts = (CASTS.get(fn) for each in (*self.prologue, *self.epilogue) for fn in calls(each.expression))
-        is_exact = self.largest_sum > EXACT_IN_F32
+        written = (self.dst.dtype, *(each.dtype for each in self.outputs))
+        is_exact = is_long(self.largest_sum, written)
         made = self.reductions
         has_index = made is not None and made.index
         is_exact |= bool(has_index) and self.reduced_count > EXACT_IN_F32
         return "f64" if is_exact or "f64" in (self.src.dtype, self.dst.dtype, *casts) else "f32"
 
     @cached_property
-    def factor(self) -> Bounds:
+    def factors(self) -> Bounds:
         """Between which numbers the elements lie that a weight is multiplied by; infinite unless integers."""
         dtypes = {each.key: each.dtype for each in self.operands}
         return bounds_behind((each.expression for each in self.prologue), self.src.dtype, dtypes)
@@ -261,7 +262,7 @@ class Kernel(Opened):
     def largest_sum(self) -> float:
         """The largest absolute value of a sum of products of integers; 0 in any other kernel."""
         whole = [each for each in self.operands if each.role == "weight" and not dtype_of(each.dtype).is_float]
-        return largest_sum(self.factor, whole[0].dtype, self.contraction.depth) if whole else 0.0
+        return largest_sum(self.factors, whole[0].dtype, self.contraction.depth) if whole else 0.0
 
     @cached_property
     def flops(self) -> int:

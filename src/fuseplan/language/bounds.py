@@ -10,6 +10,7 @@ from fuseplan.language.indices import EXACT_IN_F32 as EXACT_IN_F32
 from fuseplan.scalar import CASTS, Scalar, fold, leaves_of
 
 Bounds = tuple[float, float]
+EXACT_IN_I32 = 2**31
 _ANY = (float("-inf"), float("inf"))
 
 
@@ -30,9 +31,7 @@ _TABLE: dict[str, Callable[..., Bounds]] = defaultdict(
 def bounds_of(dtype: str) -> Bounds:
     """The least and the largest integer of a dtype; of any other, none."""
     row = dtype_of(dtype)
-    if row.is_float:
-        return _ANY
-    return (-row.largest - 1, row.largest)
+    return _ANY if row.is_float else (row.least, row.largest)
 
 
 def bounds_behind(formulas: Iterable[Scalar], src: str, dtypes: Mapping[str, str]) -> Bounds:
@@ -47,6 +46,16 @@ def bounds_behind(formulas: Iterable[Scalar], src: str, dtypes: Mapping[str, str
         known = {key: bounds_of(dtypes[key]) if key in dtypes else _ANY for key in leaves_of(each)}
         found = fold(each, known | {"x": found}, _TABLE)
     return found
+
+
+def is_long(largest: float, written: Iterable[str]) -> bool:
+    """Whether f32 does not do for sums of integers, which have 32 bits until they are computed with.
+
+    Args:
+        largest: absolute value of a sum.
+        written: the dtypes of what the kernel writes.
+    """
+    return largest >= EXACT_IN_I32 or (largest > EXACT_IN_F32 and "i32" in written)
 
 
 def largest_sum(factor: Bounds, weight: str, depth: int) -> float:

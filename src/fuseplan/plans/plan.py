@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 
 from fuseplan.errors import ArgumentError, PlanError, Unsupported, a_thing, counted, did_you_mean, near_miss
 from fuseplan.language.arithmetic import ARRAYS, Arithmetic
-from fuseplan.language.bounds import EXACT_IN_F32, bounds_behind, largest_sum
+from fuseplan.language.bounds import bounds_behind, is_long, largest_sum
 from fuseplan.language.declarations import Array, Operand, Parameter, Result
 from fuseplan.language.extents import extents_in
 from fuseplan.language.fields import refused
@@ -24,7 +24,7 @@ from fuseplan.messages.excerpt import ARROW, shown
 from fuseplan.messages.models import instead_of
 from fuseplan.messages.reasons import Reason, Refusal
 from fuseplan.op import Op
-from fuseplan.ops.conv import INTEGERS, Conv
+from fuseplan.ops.conv import Conv
 from fuseplan.ops.matmul import Product
 from fuseplan.ops.normalization import Normalization
 from fuseplan.ops.ranges import Save
@@ -198,13 +198,13 @@ class FusionPlan(PlanTable):
         return "f64" if "f64" in dtypes or any(map(self._is_long, self._steps)) else "f32"
 
     def _is_long(self, step: Step) -> bool:
-        """Whether f32 does not hold the operator's sums of products of integers."""
-        if not isinstance(step.op, Conv | Product) or step.src.dtype not in INTEGERS:
+        """Whether f32 does not do for the operator's sums of products of integers."""
+        if not isinstance(step.op, Conv | Product) or step.src.dtype not in step.op.integers:
             return False
-        before = self._steps[: step.index]
+        before, written = self._steps[: step.index], (self.output.dtype, *(each.dtype for each in self.results))
         dtypes = {each.key: each.dtype for made in before for each in made.operands}
-        factor = bounds_behind((made.formulas[0] for made in before), self._src.dtype, dtypes)
-        return largest_sum(factor, step.operands[0].dtype, step.op.depth(step.src)) > EXACT_IN_F32
+        numbers = bounds_behind((made.formulas[0] for made in before), self._src.dtype, dtypes)
+        return is_long(largest_sum(numbers, step.operands[0].dtype, step.op.depth(step.src)), written)
 
     @property
     def is_open(self) -> bool:

@@ -20,7 +20,7 @@ from fuseplan.kernels.contraction import Contraction
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.packing import Pad, Reshape, Step, Transpose
 from fuseplan.kernels.target import Target
-from fuseplan.language.bounds import Bounds
+from fuseplan.language.bounds import EXACT_IN_I32, Bounds
 from fuseplan.language.dtypes import dtype_of
 
 _UNIT = 4  # bytes of src, and of a sum
@@ -92,10 +92,10 @@ def of(kernel: Kernel, target: Target) -> Dot | None:
     if kernel.contraction.pool is not None or kernel.contraction.is_transposed:
         return None
     if kernel.weight.dtype == "i8":
-        is_exact = kernel.largest_sum < 2**31
+        is_exact = kernel.largest_sum < EXACT_IN_I32
         usual = Dot("", target.vector_bytes, "i32", 1, "", 1.0)
         rows = (*_OF_INTEGERS, usual) if is_exact else ()
-        return next((each for each in rows if _has(target, each) and each.holds(kernel.factor)), None)
+        return next((each for each in rows if _has(target, each) and each.holds(kernel.factors)), None)
     is_bf16 = kernel.src.dtype == kernel.weight.dtype == "bf16" and kernel.compute_dtype == "f32"
     is_read = kernel.contraction.taps == 1 and not staged(kernel, held=Held("bf16", "i16")).copies
     return _OF_BF16 if is_bf16 and is_read and _has(target, _OF_BF16) else None
@@ -117,7 +117,7 @@ def speed(dot: Dot, target: Target) -> float:
 
 def held(dot: Dot, kernel: Kernel) -> Held:
     """How the loops read src: numbers of 8 bits from 0 on, where the instruction has none below."""
-    shift = -int(kernel.factor[0]) if dot.channels == _UNIT else 0
+    shift = -int(kernel.factors[0]) if dot.channels == _UNIT else 0
     return Held("u8" if dot.channels == _UNIT else dot.dtype, dot.element, shift)
 
 

@@ -19,6 +19,7 @@ from fuseplan.kernels.template import (
     layout_claims,
     summation_bound,
 )
+from fuseplan.language.bounds import EXACT_IN_F32
 from fuseplan.messages.reasons import Claim, Reason, claim
 
 # Only ratios between templates matter here; the floor that `explain` shows comes from measured peaks.
@@ -116,6 +117,7 @@ class SumOfProducts(CpuTemplate):
     efficiency: ClassVar[float]  # of the processor's multiply-adds in the longest loops
     gated: ClassVar[bool] = False  # whether it computes gated products behind the contraction
     pools: ClassVar[bool] = False  # whether it computes pools
+    sums_integers: ClassVar[bool] = False  # whether sums of integers have 32 bits
     transposes: ClassVar[bool] = False  # whether it computes transposed convolutions with a stride
 
     @classmethod
@@ -124,6 +126,8 @@ class SumOfProducts(CpuTemplate):
         yield from cls.takes(kernel, target)
         yield dst_claim(kernel)
         yield from layout_claims(kernel, gated=cls.gated)
+        is_exact = cls.sums_integers or kernel.compute_dtype == "f64" or kernel.largest_sum <= EXACT_IN_F32
+        yield about(kernel, is_exact, Reason.ACCURACY, f"sums up to {kernel.largest_sum:.1e} in f32")
         yield accuracy_claim(summation_bound(kernel), accuracy)
 
     @classmethod

@@ -57,6 +57,7 @@ class Direct(DirectKnobs):
     efficiency: ClassVar[float] = 0.95
     gated: ClassVar[bool] = True
     ranges: ClassVar[bool] = True
+    sums_integers: ClassVar[bool] = True
     transposes: ClassVar[bool] = True
 
     @classmethod

@@ -139,7 +139,7 @@ def arithmetics(kernel: Kernel, target: Target, accuracy: Accuracy) -> tuple[str
     """How the products may be computed, the fastest first: `strict` takes the most exact alone."""
     is_nvidia = target.name.startswith("sm_")
     factor = factor_dtype(kernel)
-    if factor == "i8" and kernel.contraction.depth < EXACT_DEPTH:
+    if factor == "i8" and kernel.contraction.depth < EXACT_DEPTH and not kernel.contraction.factor:
         found = ["native"]
     elif kernel.compute_dtype == "f64":
         # Triton has no products of f64 tiles for AMD, and 3.6 none for NVIDIA of elements that were widened.
