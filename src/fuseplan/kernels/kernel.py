@@ -18,10 +18,11 @@ from fuseplan.kernels.centre import Centre, Reduction, Summary, Unary, listed
 from fuseplan.kernels.contraction import Contraction
 from fuseplan.kernels.counted import Counted
 from fuseplan.kernels.opened import Opened
-from fuseplan.language.bounds import EXACT_IN_F32, Bounds, bounds_behind, is_long, largest_sum
 from fuseplan.language.attend import Attend, AttendGradient
+from fuseplan.language.bounds import Bounds, bounds_behind, is_long, largest_sum
 from fuseplan.language.dtypes import dtype_of
 from fuseplan.language.extents import OPEN
+from fuseplan.language.indices import EXACT_IN_F32
 from fuseplan.language.parts import Split, part_of
 from fuseplan.language.reduction import Statistic
 from fuseplan.language.tensor import Dense, TensorSpec
@@ -243,10 +244,12 @@ class Kernel(Opened):
 
     @cached_property
     def compute_dtype(self) -> str:
-        """The dtype of sums, expressions and parameters: f64 for f64, long sums of integers, large indices."""
+        """The dtype of sums, expressions and parameters: f64 for f64, long sums of integers, large indices.
+
+        Sums of integers are exact in 32 bits; f32 is enough where nothing writes more of these than it holds.
+        """
         casts = (CASTS.get(fn) for each in (*self.prologue, *self.epilogue) for fn in calls(each.expression))
-        written = (self.dst.dtype, *(each.dtype for each in self.outputs))
-        is_exact = is_long(self.largest_sum, written)
+        is_exact = is_long(self.largest_sum, self.dst.dtype)
         made = self.reductions
         has_index = made is not None and made.index
         is_exact |= bool(has_index) and self.reduced_count > EXACT_IN_F32
@@ -261,8 +264,9 @@ class Kernel(Opened):
     @property
     def largest_sum(self) -> float:
         """The largest absolute value of a sum of products of integers; 0 in any other kernel."""
-        whole = [each for each in self.operands if each.role == "weight" and not dtype_of(each.dtype).is_float]
-        return largest_sum(self.factors, whole[0].dtype, self.contraction.depth) if whole else 0.0
+        weights = (each.dtype for each in self.operands if each.role == "weight")
+        dtype = next((each for each in weights if not dtype_of(each).is_float), None)
+        return largest_sum(self.factors, dtype, self.contraction.depth) if dtype else 0.0
 
     @cached_property
     def flops(self) -> int:

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 
 from fuseplan.language.dtypes import dtype_of
-from fuseplan.language.indices import EXACT_IN_F32 as EXACT_IN_F32
+from fuseplan.language.indices import EXACT_IN_F32
 from fuseplan.scalar import CASTS, Scalar, fold, leaves_of
 
 Bounds = tuple[float, float]
@@ -48,14 +48,14 @@ def bounds_behind(formulas: Iterable[Scalar], src: str, dtypes: Mapping[str, str
     return found
 
 
-def is_long(largest: float, written: Iterable[str]) -> bool:
+def is_long(largest: float, written: str) -> bool:
     """Whether f32 does not do for sums of integers, which have 32 bits until they are computed with.
 
     Args:
         largest: absolute value of a sum.
-        written: the dtypes of what the kernel writes.
+        written: the dtype of the kernel's output.
     """
-    return largest >= EXACT_IN_I32 or (largest > EXACT_IN_F32 and "i32" in written)
+    return largest >= EXACT_IN_I32 or (largest > EXACT_IN_F32 and written == "i32")
 
 
 def largest_sum(factor: Bounds, weight: str, depth: int) -> float:

@@ -193,7 +193,7 @@ class FusionPlan(PlanTable):
 
     @property
     def compute_dtype(self) -> str:
-        """The dtype of computation and parameters: f64 for f64 anywhere and long sums of integers, else f32."""
+        """The dtype of computation and parameters: f64 for f64 and long sums of integers, else f32."""
         dtypes = (self._src.dtype, *(step.dst.dtype for step in self._steps))
         return "f64" if "f64" in dtypes or any(map(self._is_long, self._steps)) else "f32"
 
@@ -201,10 +201,11 @@ class FusionPlan(PlanTable):
         """Whether f32 does not do for the operator's sums of products of integers."""
         if not isinstance(step.op, Conv | Product) or step.src.dtype not in step.op.integers:
             return False
-        before, written = self._steps[: step.index], (self.output.dtype, *(each.dtype for each in self.results))
+        before = self._steps[: step.index]
         dtypes = {each.key: each.dtype for made in before for each in made.operands}
         numbers = bounds_behind((made.formulas[0] for made in before), self._src.dtype, dtypes)
-        return is_long(largest_sum(numbers, step.operands[0].dtype, step.op.depth(step.src)), written)
+        largest = largest_sum(numbers, step.operands[0].dtype, step.op.depth(step.src))
+        return is_long(largest, self.output.dtype)
 
     @property
     def is_open(self) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from fuseplan.backends.cpu.ir import Builder, Index, Value
-from fuseplan.backends.cpu.ir_text import lanes_of, vector
+from fuseplan.backends.cpu.ir_text import vector
 from fuseplan.backends.cpu.staging import Held, staged
 from fuseplan.backends.cpu.sums import Operands, Sums, add_products
 from fuseplan.kernels.contraction import Contraction
@@ -68,7 +68,7 @@ class Dot:
 
     def holds(self, numbers: Bounds) -> bool:
         """Whether it multiplies all integers between two; those of 8 bits from the least on."""
-        count = 2 ** (8 * _UNIT // self.channels)
+        count = 1 << 8 * _UNIT // self.channels
         if self.channels == _UNIT:
             return numbers[1] - numbers[0] < count
         return -count // 2 <= numbers[0] and numbers[1] < count // 2

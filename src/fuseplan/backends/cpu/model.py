@@ -17,9 +17,9 @@ from fuseplan.kernels.template import (
     contraction_claims,
     dst_claim,
     layout_claims,
+    sum_claim,
     summation_bound,
 )
-from fuseplan.language.bounds import EXACT_IN_F32
 from fuseplan.messages.reasons import Claim, Reason, claim
 
 # Only ratios between templates matter here; the floor that `explain` shows comes from measured peaks.
@@ -126,8 +126,8 @@ class SumOfProducts(CpuTemplate):
         yield from cls.takes(kernel, target)
         yield dst_claim(kernel)
         yield from layout_claims(kernel, gated=cls.gated)
-        is_exact = cls.sums_integers or kernel.compute_dtype == "f64" or kernel.largest_sum <= EXACT_IN_F32
-        yield about(kernel, is_exact, Reason.ACCURACY, f"sums up to {kernel.largest_sum:.1e} in f32")
+        if not cls.sums_integers:
+            yield sum_claim(kernel)
         yield accuracy_claim(summation_bound(kernel), accuracy)
 
     @classmethod

@@ -203,7 +203,11 @@ class DirectWriter:
         totals, ones = self._sums(1, vectors), b.const(0x01010101, vector(self.wide, "i32"))
 
         def operands(k: Index) -> Operands:
-            return self._weights(b.at(weight, k * self.panel, self.unit), vectors), lambda step, row: ones
+            begin = b.at(weight, k * self.panel, self.unit)
+            return (
+                lambda step: self._weights(b.at(begin, step * self.panel, self.unit), vectors),
+                lambda step, row: ones,
+            )
 
         assert self.dot
         dots.add_whole(self.dot, totals, self.depth, operands)
@@ -233,7 +237,8 @@ class DirectWriter:
         b, vectors = self.b, self._vectors(features)
         sums = self._sums(tiles.rows, -(-vectors * self.lanes // self.wide))
         if self.firsts:
-            sums.begin([b.load(b.at(self.firsts, j * self.wide, "i32"), sums.kind) for j in range(sums.vectors)])
+            places = (b.at(self.firsts, j * self.wide, "i32") for j in range(sums.vectors))
+            sums.begin([b.load(place, sums.kind) for place in places])
         weight = self._matrix(image, group, panel)
         self._products(
             sums, self._starts(tiles, image, position, group), weight, b.at(weight, ahead, self.unit)

@@ -8,7 +8,7 @@ states of all blocks of features, and writes dst: there lanes are rows.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import reduce
 from math import log2
 from typing import ClassVar
@@ -332,14 +332,13 @@ class ProductSummary(Direct, SummaryKnobs):
             assert isinstance(made, Direct)
             if made.lines:
                 continue
-            if product.compute_dtype == "f64":
-                made = replace(made, dots=False)
-            itemsize = product.src.itemsize if made.dots else model.itemsize(product)
+            dots = made.dots and product.compute_dtype == "f32"
+            itemsize = product.src.itemsize if dots else model.itemsize(product)
             panel = made.vectors * width * product.contraction.depth * itemsize
             fitting = min(_VECTORS // made.vectors, int(target.l2_bytes * 0.4) // panel)
             group = max(1, min(fitting, made.block_panels))
             block = -(-made.block_panels // group) * group
-            yield cls(**{**made.knobs, "block_panels": block, "group": group})
+            yield cls(**{**made.knobs, "block_panels": block, "dots": dots, "group": group})
 
     def traffic(self, kernel: Kernel, target: Target) -> Traffic:
         product = as_rows(kernel)
