@@ -116,6 +116,10 @@ class Conv(OfConvolution):
         """The shape that `convolved` tells; of integers the sums are i32."""
         return summed(super().output(src))
 
+    def depth(self, src: TensorSpec) -> int:
+        """Products that are summed into one element."""
+        return prod(self.weight_shape(src)[1:])
+
     def meaning(self, given: Given) -> tuple[Array, dict[str, Array]]:
         weight = given.operands["weight"]
         return correlation(given.src, weight, self.window(given.spec), self.groups, given.by), {}

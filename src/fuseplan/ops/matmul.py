@@ -37,6 +37,10 @@ class Product(Op):
         shape[src.channel_axis] = self.features
         return summed(src.with_shape(shape))
 
+    def depth(self, src: TensorSpec) -> int:
+        """Products that are summed into one element."""
+        return src.channels
+
     def meaning(self, given: Given) -> tuple[Array, dict[str, Array]]:
         weight, axis = given.operands["weight"], given.spec.channel_axis
         matrix, rows = weight if self.transposed else weight.swapaxes(-2, -1), given.src.swapaxes(axis, -1)

@@ -50,6 +50,7 @@ class Amx(AmxKnobs):
     efficiency: ClassVar[float] = 0.95
     gated: ClassVar[bool] = True
     ranges: ClassVar[bool] = True
+    sums_integers: ClassVar[bool] = True
 
     @classmethod
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:

@@ -59,7 +59,8 @@ class Winograd(WinogradKnobs):
         plain = {*conv.stride, *conv.dilation, conv.groups} == {1}
         fits = conv.kernel in ((3, 3), (5, 5)) and plain
         yield model.about(kernel, fits, Reason.NO_TRANSFORM, conv.text)
-        yield claim(kernel.compute_dtype == "f32", Reason.FLOAT64, got=kernel.src.dtype)
+        is_f32 = kernel.compute_dtype == "f32" and not kernel.largest_sum
+        yield claim(is_f32, Reason.FLOAT64, got=kernel.src.dtype)
         yield model.padding_claim(kernel)
         yield from layout_claims(kernel)
         tiles = TILES[conv.kernel[0]]
