@@ -349,3 +349,35 @@ def test_a_weight_whose_integers_i8_cannot_have_is_multiplied_as_floats() -> Non
     held = integers("QLinearMatMul", w=np.full((6, 8), 200, np.uint8), wz=np.full(8, 100, np.uint8))
     (stored,) = read(held, input_types(held)).graph.stored.values()
     assert (stored.integers == 100).all()
+
+
+def test_joins_and_views_of_equal_scales_move_integers() -> None:
+    """Branches of an Inception module, each quantized, joined, quantized, sliced and turned."""
+    node, stored = helper.make_node, dict[str, Any](s=np.float32(0.0321), z=np.uint8(101))
+    nodes = []
+
+    def again(src: str, name: str) -> str:
+        nodes.append(node("QuantizeLinear", [src, "s", "z"], [f"{name}_q"], f"{name}_q"))
+        nodes.append(node("DequantizeLinear", [f"{name}_q", "s", "z"], [name], name))
+        return name
+
+    again("x", "a")
+    for branch, size in enumerate((1, 3)):
+        stored[f"w{branch}"] = RNG.standard_normal((4, 6, size, size), np.float32) / 8
+        ends = ["a", f"w{branch}"]
+        nodes.append(node("Conv", ends, [f"c{branch}"], f"c{branch}", pads=[size // 2] * 4))
+        again(f"c{branch}", f"d{branch}")
+    nodes.append(node("Concat", ["d0", "d1"], ["j"], "join", axis=1))
+    again("j", "k")
+    nodes.append(node("Slice", ["k", "begin", "end", "one"], ["l"], "slice"))
+    nodes.append(node("Transpose", ["l"], ["m"], "turn", perm=[0, 2, 3, 1]))
+    again("m", "n")
+    nodes.append(node("Relu", ["n"], ["y"], "relu"))
+    stored |= {"begin": np.array([1]), "end": np.array([7]), "one": np.array([1])}
+    ours = fuseplan.onnx.load(model(nodes, {"x": (2, 6, 5, 7)}, ["y"], stored, 21), threads=1)
+    x = RNG.standard_normal((2, 6, 5, 7), np.float32)
+    made, want = ours.run(None, {"x": x})[0], ours.exact({"x": x})[0]
+    assert np.mean(np.abs(made - want) > 1e-5) <= 0.01
+    plans = [str(site.plan) for site in ours.report().sites]
+    assert [plan[:2] for plan in plans] == ["f3", "u8", "u8", "u8"], plans
+    assert sum("within(8)" in plan for plan in plans) == 2, plans

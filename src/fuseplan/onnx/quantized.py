@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 from fuseplan.graph.layer import Layer
 from fuseplan.graph.node import Stored
 from fuseplan.graph.op import Tensor
-from fuseplan.graph.ops import VIEWS, Foreign, Map, Reshape
+from fuseplan.graph.ops import VIEWS, Concat, Foreign, Map, Reshape
 from fuseplan.graph.type import FLOATS, QUANTIZED, numpy_dtype, word_of
 from fuseplan.graph.why import LeftError, Why
 from fuseplan.onnx.given import Given
@@ -57,14 +57,15 @@ def _scaling(given: Given, scale: int | None = 1, zero: int = 2) -> list[str]:
 def _again(given: Given, name: str, word: str, numbers: tuple[float, float]) -> str | None:
     """The integers that these numbers make a value of, seen as the value is; None where none do."""
     maker = given.maker_of(name)
-    if maker is None or not isinstance(maker.op, VIEWS):
+    if maker is None or not isinstance(maker.op, (*VIEWS, Concat)):
         layer = maker.op.op if maker is not None and isinstance(maker.op, Layer) else None
         if maker is None or not isinstance(layer, Dequantize) or given.type_of(maker.inputs[0]).dtype != word:
             return None
         own = [*map(given.number, maker.inputs[1:]), 0.0]
         return maker.inputs[0] if tuple(own[:2]) == numbers else None
-    inner = _again(given, maker.inputs[0], word, numbers)
-    return inner and given.add(maker.op, inner)
+    inner = [_again(given, each, word, numbers) for each in maker.inputs]
+    made = [each for each in inner if each]
+    return given.add(maker.op, *made) if len(made) == len(inner) else None
 
 
 def dequantized(given: Given) -> str:
