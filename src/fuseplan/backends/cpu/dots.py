@@ -23,7 +23,7 @@ from fuseplan.kernels.target import Target
 from fuseplan.language.bounds import EXACT_IN_I32, Bounds
 from fuseplan.language.dtypes import dtype_of
 
-_UNIT = 4  # bytes of src, and of a sum
+_PAIR, _UNIT = 2, 4  # bytes of src, and of a sum
 
 
 @dataclass(frozen=True)
@@ -99,6 +99,12 @@ def of(kernel: Kernel, target: Target) -> Dot | None:
     is_bf16 = kernel.src.dtype == kernel.weight.dtype == "bf16" and kernel.compute_dtype == "f32"
     is_read = kernel.contraction.taps == 1 and not staged(kernel, held=Held("bf16", "i16")).copies
     return _OF_BF16 if is_bf16 and is_read and _has(target, _OF_BF16) else None
+
+
+def pairs(kernel: Kernel, target: Target) -> Dot | None:
+    """How pairs of integers of 16 bits are multiplied; None where the target cannot, or of others."""
+    rows = (each for each in _OF_INTEGERS if each.channels == _PAIR and _has(target, each))
+    return next(rows, None) if kernel.largest_sum else None
 
 
 def _has(target: Target, dot: Dot) -> bool:
