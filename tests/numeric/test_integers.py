@@ -231,7 +231,9 @@ KIND_OF = {
     "avx512": AVX512,
     "avxvnni": replace(KINDS["cpu:avx2"], features=f"{KINDS['cpu:avx2'].features},+avxvnni"),
     "avx512vnni": replace(AVX512, features=f"{AVX512.features},+avx512vnni"),
+    "avxvnniint8": replace(KINDS["cpu:avx2"], features=f"{KINDS['cpu:avx2'].features},+avxvnniint8"),
     "neon": KINDS["cpu:neon"],
+    "dotprod": replace(KINDS["cpu:neon"], features="+neon,+fp-armv8,+dotprod"),
 }
 
 
@@ -243,7 +245,9 @@ KIND_OF = {
         ("avxvnni", "i8[64x256] -> linear(64)", "vpdpbusd"),
         ("avx512vnni", "u8[64x256] -> linear(64)", "vpdpbusd"),
         ("avx512vnni", "u8[64x256] -> dequantize(i16, zero_points=True) -> linear(64)", "vpdpwssd"),
+        ("avxvnniint8", "i8[64x256] -> linear(64)", "vpdpbssd"),
         ("neon", "i8[64x256] -> linear(64)", "mla\t"),
+        ("dotprod", "i8[64x256] -> linear(64)", "sdot\t"),
     ],
 )
 def test_products_are_the_instruction_of_the_processor(kind: str, plan: str, word: str) -> None:
@@ -264,24 +268,27 @@ def meaning(dot: dots.Dot, x: Value, y: Value, total: Value) -> Value:
         b.op(f"<{count} x {dot.element}>", f"bitcast {each.type} {each.name} to <{count} x {dot.element}>")
         for each in (x, y)
     )
-    word = "zext" if dot.channels == 4 else "sext"
+    word = "zext" if dot.dtype == "u8" else "sext"
     products = b.convert(word, first, "i32") * b.convert("sext", second, "i32")
     for number in range(dot.channels):
         total = total + b.shuffle(products, products, range(number, count, dot.channels))
     return total
 
 
-@pytest.mark.parametrize("feature", ["+avxvnni", "+avx512vnni"])
-@pytest.mark.parametrize("plan", SUMS)
+@pytest.mark.parametrize(
+    ("feature", "nbytes"), [("+avxvnni", 32), ("+avx512vnni", 64), ("+avxvnniint8", 32), ("+dotprod", 16)]
+)
+@pytest.mark.parametrize("plan", SUMS[::2])
 def test_four_at_once_have_the_sums_of_the_weight_taken_off(
-    plan: str, feature: str, monkeypatch: pytest.MonkeyPatch
+    plan: str, feature: str, nbytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wide = narrowed(64 if "512" in feature else 32, threads=2)
+    wide = narrowed(nbytes, threads=2)
     target = replace(wide, features=f"{wide.features},{feature}")
     taken = dots.of(kernel_of(plan), target)
     assert taken is not None
-    assert taken.feature == feature
-    assert taken.channels == (2 if "dequantize" in plan else 4)
+    is_wide = "dequantize" in plan  # whole numbers of 9 bits
+    assert taken.channels == (2 if is_wide else 4)
+    assert is_wide or taken.feature == feature
     monkeypatch.setattr(dots, "_product", meaning)
     made = FusionPlan.parse(plan)
     arrays = extreme(made)

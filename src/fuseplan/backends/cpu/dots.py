@@ -20,7 +20,7 @@ from fuseplan.kernels.contraction import Contraction
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.packing import Pad, Reshape, Step, Transpose
 from fuseplan.kernels.target import Target
-from fuseplan.language.bounds import EXACT_IN_I32, Bounds
+from fuseplan.language.bounds import EXACT_IN_I32, Bounds, bounds_of
 from fuseplan.language.dtypes import dtype_of
 
 _PAIR, _UNIT = 2, 4  # bytes of src, and of a sum
@@ -72,24 +72,29 @@ class Dot:
         return -(-run // self.channels)
 
     def holds(self, numbers: Bounds) -> bool:
-        """Whether it multiplies all integers between two; those of 8 bits from the least on."""
-        count = 1 << 8 * _UNIT // self.channels
-        if self.channels == _UNIT:
-            return numbers[1] - numbers[0] < count
-        return -count // 2 <= numbers[0] and numbers[1] < count // 2
+        """Whether it multiplies all integers between two."""
+        low, high = bounds_of(self.dtype)
+        shift = self.shift(numbers)
+        return low <= numbers[0] + shift and numbers[1] + shift <= high
+
+    def shift(self, numbers: Bounds) -> int:
+        """What is added to src's numbers, so that 8 bits hold those between two."""
+        return int(bounds_of(self.dtype)[0] - numbers[0]) if self.channels == _UNIT else 0
 
 
-_OF_BF16 = Dot("+avx512bf16", 64, "bf16", 2, "avx512bf16.dpbf16ps.512", 2.0, "float")
+_OF_BF16 = Dot("+avx512bf16", 64, "bf16", 2, "x86.avx512bf16.dpbf16ps.512", 2.0, "float")
 # A product and its sum share three units of AVX2's processors, and two of AVX-512's, of which f32 has two:
 # 24 products a cycle beside 16, as measured on a Zen 3. Other speeds are those of the processors' documents.
 _OF_INTEGERS = (
-    Dot("+avx512vnni", 64, "i8", 4, "avx512.vpdpbusd.512", 4.0),
-    Dot("+avx512vnni", 64, "i16", 2, "avx512.vpdpwssd.512", 2.0),
-    Dot("+avx512bw", 64, "i16", 2, "avx512.pmaddw.d.512", 1.0),
-    Dot("+avxvnni", 32, "i8", 4, "avx512.vpdpbusd.256", 4.0),
-    Dot("+avxvnni", 32, "i16", 2, "avx512.vpdpwssd.256", 2.0),
-    Dot("+avx2", 32, "i16", 2, "avx2.pmadd.wd", 1.5),
-    Dot("+sse2", 16, "i16", 2, "sse2.pmadd.wd", 1.5),
+    Dot("+avx512vnni", 64, "u8", 4, "x86.avx512.vpdpbusd.512", 4.0),
+    Dot("+avx512vnni", 64, "i16", 2, "x86.avx512.vpdpwssd.512", 2.0),
+    Dot("+avx512bw", 64, "i16", 2, "x86.avx512.pmaddw.d.512", 1.0),
+    Dot("+avxvnniint8", 32, "i8", 4, "x86.avx2.vpdpbssd.256", 4.0),
+    Dot("+avxvnni", 32, "u8", 4, "x86.avx512.vpdpbusd.256", 4.0),
+    Dot("+avxvnni", 32, "i16", 2, "x86.avx512.vpdpwssd.256", 2.0),
+    Dot("+avx2", 32, "i16", 2, "x86.avx2.pmadd.wd", 1.5),
+    Dot("+dotprod", 16, "i8", 4, "aarch64.neon.sdot.v4i32.v16i8", 4.0),
+    Dot("+sse2", 16, "i16", 2, "x86.sse2.pmadd.wd", 1.5),
 )
 
 
@@ -128,9 +133,8 @@ def speed(dot: Dot, target: Target) -> float:
 
 
 def held(dot: Dot, kernel: Kernel) -> Held:
-    """How the loops read src: numbers of 8 bits from 0 on, where the instruction has none below."""
-    shift = -int(kernel.factors[0]) if dot.channels == _UNIT else 0
-    return Held("u8" if dot.channels == _UNIT else dot.dtype, dot.element, shift)
+    """How the loops read src."""
+    return Held(dot.dtype, dot.element, dot.shift(kernel.factors))
 
 
 def run_of(conv: Contraction) -> int:
@@ -191,7 +195,7 @@ def _product(dot: Dot, x: Value, y: Value, total: Value) -> Value:
         return total + x * y
     element = "bfloat" if dot.sums == "float" else dot.element
     given = [_cast(b, each, vector(dot.lanes * dot.channels, element)) for each in (x, y)]
-    made = b.call(f"llvm.x86.{dot.word}", total.type, *([] if dot.is_apart else [total]), *given)
+    made = b.call(f"llvm.{dot.word}", total.type, *([] if dot.is_apart else [total]), *given)
     return total + made if dot.is_apart else made
 
 
