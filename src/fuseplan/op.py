@@ -105,11 +105,8 @@ class Op(ABC):
             PlanError: it does not.
         """
         if not dtype_of(src.dtype).is_float and src.dtype not in self.integers:
-            raise PlanError(
-                f"{self.name} computes with floating-point numbers",
-                got=src.dtype,
-                remedy="Convert them before: `cast(f32)`, or `dequantize` with a scale",
-            )
+            remedy = "Convert them before: `cast(f32)`, or `dequantize` with a scale"
+            raise PlanError(f"{self.name} computes with floating-point numbers", got=src.dtype, remedy=remedy)
 
     def __post_init__(self) -> None:
         for declared in declared_fields(type(self)):
@@ -176,7 +173,7 @@ class Op(ABC):
     def _operand(self, name: str, declared: OperandField, src: TensorSpec) -> Operand:
         per: Any = declared.per(self, src) if callable(declared.per) else declared.per
         block = cast(int, getattr(self, "block", 1)) if per == "block" else 1
-        spec: TensorSpec | Dense | None = self.output(src) if per == "element" else None
+        spec: TensorSpec | Dense | None = None
         axes, word, shape = tuple[int, ...](), "weight", per
         if isinstance(per, str):
             axes, word, shape = PER[per](src), per, extents(src, per, block)
@@ -186,6 +183,7 @@ class Op(ABC):
             axes, word, shape, spec = per.axes, "beside", per.spec.shape, per.spec
         own = per.spec.dtype if word == "beside" else src.dtype if word in IN_SRC_DTYPE else src.compute_dtype
         dtype = declared.dtype(self, src) if declared.dtype else own
+        spec = self.output(src).with_dtype(dtype) if per == "element" else spec
         if prod(numbers(shape)) * dtype_of(dtype).itemsize > MAX_BYTES:
             raise PlanError(
                 f"{self.name}: its {name} is larger than memory can be",

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fuseplan.errors import PlanError
-from fuseplan.language.declarations import count, operand, word
+from fuseplan.language.declarations import count, operand, parameter, word
 from fuseplan.language.dtypes import CONVERTED, FACTORS, dtype_name, dtype_of
 from fuseplan.language.fields import one_of, refused
 from fuseplan.language.tensor import TensorSpec
@@ -205,4 +205,25 @@ class Dequantize(Scaled):
         yield "i32[1x3x3x2x5]", cls("f32", "channel")
 
 
-CONVERSIONS = (Cast, Quantize, Dequantize)
+@operator
+class AddDequantized(Elementwise):
+    """x + (other - zero_point) * scale
+
+    other: the shape of src: a residual of `dtype`, i8 or u8.
+    """
+
+    other = operand("element", dtype=lambda op, _: op.dtype)
+    dtype: str = word(WITH_ZERO_POINTS)
+    scale: float = parameter()
+    zero_point: float = parameter(default=0.0)
+
+    def apply(self, x: Scalar, other: Scalar, scale: Scalar, zero_point: Scalar) -> Scalar:
+        return x + (other - zero_point) * scale
+
+    @classmethod
+    def samples(cls) -> Iterator[tuple[str, Op]]:
+        yield "f32[3x5]", cls("i8", 0.125)
+        yield "f16[2x5x3x7, nhwc]", cls("u8", 0.25, 128)
+
+
+CONVERSIONS = (Cast, Quantize, Dequantize, AddDequantized)
