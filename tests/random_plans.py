@@ -29,6 +29,7 @@ FORMULAS = (
 MOST_ELEMENTS = 1 << 15
 FEW = (1, 1, 1, 2, 3)  # where axes vanish
 OPENED, ENDED, SMALL = 0.25, 0.1, 0.25
+WHOLE, PRODUCTS = ("i8", "i8", "u8", "u8"), 0.6  # integers, and how often a product of these comes first
 
 
 def drawn(seed: int, most: int = MOST_ELEMENTS) -> FusionPlan:
@@ -36,9 +37,10 @@ def drawn(seed: int, most: int = MOST_ELEMENTS) -> FusionPlan:
     rng = Rng(seed)
     plan = _begun(rng, most)
     count = rng.randint(1, 6)
-    centre = rng.randrange(count)
+    centre, is_whole = rng.randrange(count), plan.src.dtype in WHOLE and rng.random() < PRODUCTS
     for place in range(count):
         kind = rng.choice(tuple(CENTRES)) if place == centre else "elementwise"
+        kind = "contraction" if is_whole and place == 0 else kind
         plan = _grown(rng, plan, CENTRES[kind], 4 * most)
     return _grown(rng, plan, ENDS, 4 * most) if rng.random() < ENDED else plan
 
@@ -69,7 +71,7 @@ def _src(rng: Rng, most: int) -> str:
         shape = [rng.choice(sizes) for _ in range(rank)]
         if TensorSpec(shape).size <= most:
             break
-    dtype = rng.choice(FLOATS) if rng.random() < 0.85 else rng.choice((*STORED, "i64"))
+    dtype = rng.choice(FLOATS) if rng.random() < 0.8 else rng.choice((*STORED, *WHOLE, "i64"))
     layout = rng.choice(NAMES[rank])
     if rng.random() < 0.2:
         steps, step = [0] * rank, rng.choice((1, 1, 2, 3))

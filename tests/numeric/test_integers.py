@@ -16,15 +16,18 @@ from forced import forced, narrowed
 from fuseplan.backends.cpu import dots, toolchain
 from fuseplan.backends.cpu.ir import Value
 from fuseplan.backends.cpu.templates.direct import Direct
+from fuseplan.backends.cpu.templates.winograd import Winograd
 from fuseplan.compile import compile as compile_plan
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.lower import lower
 from fuseplan.kernels.match import match
-from fuseplan.kernels.target import KINDS
+from fuseplan.kernels.target import KINDS, Target, host_target
 from fuseplan.measure.data import random_arrays, reference
+from fuseplan.messages.reasons import first_refusal
 from fuseplan.plans.plan import FusionPlan
 
 WIDTHS = (16, 32, 64)
+HAS_PAIRS = pytest.mark.skipif("+avx2" not in host_target().features, reason="the processor has no AVX2")
 SUMS = (
     "i8[5x7] -> linear(9)",
     "i8[1x255] -> matmul(100)",
@@ -80,10 +83,9 @@ def extreme(plan: FusionPlan) -> dict[str, NDArray[Any]]:
 @pytest.mark.parametrize("nbytes", WIDTHS)
 @pytest.mark.parametrize("plan", SUMS)
 def test_sums_are_exact(plan: str, nbytes: int) -> None:
-    made = FusionPlan.parse(plan)
+    made, compiled = FusionPlan.parse(plan), forced(plan, Direct, narrowed(nbytes, threads=2))
     for arrays in (random_arrays(made, 1), extreme(made)):
-        got = forced(plan, Direct, narrowed(nbytes, threads=2))(**arrays)
-        np.testing.assert_array_equal(got, reference(made, arrays))
+        np.testing.assert_array_equal(compiled(**arrays), reference(made, arrays))
 
 
 @pytest.mark.parametrize("plan", SUMS)
@@ -161,6 +163,66 @@ def test_sums_that_f32_holds_are_computed_with_in_f32(plan: str, dtype: str) -> 
     assert made.compute_dtype == kernel_of(plan).compute_dtype == dtype
 
 
+# ---- Winograd's transforms in whole numbers
+
+WINDOWS = (
+    "i8[1x16x12x12, nhwc] -> conv2d(16, kernel=3, padding=1)",
+    "i8[2x19x9x11, nhwc] -> conv2d(9, kernel=3, padding=(0, 2))",
+    "i8[1x113x9x11] -> conv2d(40, kernel=3, padding=1)",
+    "u8[2x23x9x11] -> dequantize(i16, zero_points=True) -> conv2d(40, kernel=3, padding=1)",
+    "u8[2x1x7x6, nhwc] -> conv2d(1, kernel=3)",
+    "f32[1x8x9x9, nhwc] -> quantize(i8) -> conv2d(33, kernel=3, padding=1)",
+)
+
+
+def tiles_of(plan: str, target: Target) -> dict[int, Winograd]:
+    kernel = kernel_of(plan)
+    assert first_refusal(Winograd.limits(kernel, target, "strict")) is None
+    found = (each for each in Winograd.candidates(kernel, target, "strict") if isinstance(each, Winograd))
+    return {each.tile: each for each in found}
+
+
+@HAS_PAIRS
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("plan", WINDOWS)
+def test_transforms_of_integers_are_exact(plan: str, threads: int) -> None:
+    made, target = FusionPlan.parse(plan), replace(host_target(), threads=threads)
+    found = tiles_of(plan, target)
+    assert found.keys() == {2, 4}
+    for each in found.values():
+        for arrays in (random_arrays(made, 1), extreme(made)):
+            got = forced(plan, Winograd, target, each)(**arrays)
+            np.testing.assert_array_equal(got, reference(made, arrays))
+
+
+@HAS_PAIRS
+@pytest.mark.parametrize(("channels", "tiles"), [(227, {2, 4}), (228, {2}), (3640, {2}), (3641, set())])
+def test_transforms_are_taken_as_far_as_32_bits_hold_them(channels: int, tiles: set[int]) -> None:
+    """Sums of up to channels * 9 * 2^14, times the powers of two that are divided by, 4 and 64."""
+    plan = f"i8[1x{channels}x6x6, nhwc] -> conv2d(8, kernel=3, padding=1) -> dequantize"
+    target = replace(host_target(), threads=1)
+    refusal = first_refusal(Winograd.limits(kernel_of(plan), target, "default"))
+    assert (set() if refusal else tiles_of(plan, target).keys()) == tiles
+    if channels == 227:
+        made = FusionPlan.parse(plan)
+        arrays = random_arrays(made, 1)
+        arrays["src"][:], arrays["weight"][:], arrays["scale"][...] = -128, -128, 1
+        for each in tiles_of(plan, target).values():
+            got = forced(plan, Winograd, target, each)(**arrays)
+            np.testing.assert_array_equal(got, reference(made, arrays).astype(np.float32))
+
+
+@HAS_PAIRS
+def test_transforms_of_integers_at_any_extent() -> None:
+    plan = "i8[*x19x9x7, nhwc] -> conv2d(20, kernel=3, padding=1)"
+    compiled = forced(plan, Winograd, replace(host_target(), threads=2))
+    weight = random_arrays(FusionPlan.parse(plan.replace("*", "1")), 5)["weight"]
+    for extent in (1, 2, 9):
+        known = FusionPlan.parse(plan.replace("*", str(extent)))
+        arrays = {**random_arrays(known, extent), "weight": weight}
+        np.testing.assert_array_equal(compiled(**arrays), reference(known, arrays))
+
+
 # ---- instructions of processors that may be others than this one
 
 AVX512 = KINDS["cpu:avx512"]
@@ -169,7 +231,9 @@ KIND_OF = {
     "avx512": AVX512,
     "avxvnni": replace(KINDS["cpu:avx2"], features=f"{KINDS['cpu:avx2'].features},+avxvnni"),
     "avx512vnni": replace(AVX512, features=f"{AVX512.features},+avx512vnni"),
+    "avxvnniint8": replace(KINDS["cpu:avx2"], features=f"{KINDS['cpu:avx2'].features},+avxvnniint8"),
     "neon": KINDS["cpu:neon"],
+    "dotprod": replace(KINDS["cpu:neon"], features="+neon,+fp-armv8,+dotprod"),
 }
 
 
@@ -181,7 +245,9 @@ KIND_OF = {
         ("avxvnni", "i8[64x256] -> linear(64)", "vpdpbusd"),
         ("avx512vnni", "u8[64x256] -> linear(64)", "vpdpbusd"),
         ("avx512vnni", "u8[64x256] -> dequantize(i16, zero_points=True) -> linear(64)", "vpdpwssd"),
+        ("avxvnniint8", "i8[64x256] -> linear(64)", "vpdpbssd"),
         ("neon", "i8[64x256] -> linear(64)", "mla\t"),
+        ("dotprod", "i8[64x256] -> linear(64)", "sdot\t"),
     ],
 )
 def test_products_are_the_instruction_of_the_processor(kind: str, plan: str, word: str) -> None:
@@ -202,24 +268,27 @@ def meaning(dot: dots.Dot, x: Value, y: Value, total: Value) -> Value:
         b.op(f"<{count} x {dot.element}>", f"bitcast {each.type} {each.name} to <{count} x {dot.element}>")
         for each in (x, y)
     )
-    word = "zext" if dot.channels == 4 else "sext"
+    word = "zext" if dot.dtype == "u8" else "sext"
     products = b.convert(word, first, "i32") * b.convert("sext", second, "i32")
     for number in range(dot.channels):
         total = total + b.shuffle(products, products, range(number, count, dot.channels))
     return total
 
 
-@pytest.mark.parametrize("feature", ["+avxvnni", "+avx512vnni"])
-@pytest.mark.parametrize("plan", SUMS)
+@pytest.mark.parametrize(
+    ("feature", "nbytes"), [("+avxvnni", 32), ("+avx512vnni", 64), ("+avxvnniint8", 32), ("+dotprod", 16)]
+)
+@pytest.mark.parametrize("plan", SUMS[::2])
 def test_four_at_once_have_the_sums_of_the_weight_taken_off(
-    plan: str, feature: str, monkeypatch: pytest.MonkeyPatch
+    plan: str, feature: str, nbytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wide = narrowed(64 if "512" in feature else 32, threads=2)
+    wide = narrowed(nbytes, threads=2)
     target = replace(wide, features=f"{wide.features},{feature}")
     taken = dots.of(kernel_of(plan), target)
     assert taken is not None
-    assert taken.feature == feature
-    assert taken.channels == (2 if "dequantize" in plan else 4)
+    is_wide = "dequantize" in plan  # whole numbers of 9 bits
+    assert taken.channels == (2 if is_wide else 4)
+    assert is_wide or taken.feature == feature
     monkeypatch.setattr(dots, "_product", meaning)
     made = FusionPlan.parse(plan)
     arrays = extreme(made)

@@ -247,7 +247,7 @@ class Stager:
             pieces(b, count, self.frame.lanes, part, name="padding")
             return
         b.module.declarations.add("declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)")
-        size, byte = count * self.plan.itemsize, self.held.shift if self.held else 0
+        size, byte = count * self.plan.itemsize, self.held.shift & 255 if self.held else 0
         where = self.at(line, start)
         b.line(f"call void @llvm.memset.p0.i64(ptr {where.name}, i8 {byte}, i64 {size}, i1 false)")
 

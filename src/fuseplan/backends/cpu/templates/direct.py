@@ -215,12 +215,13 @@ def _waste(kernel: Kernel, target: Target, rows: int, vectors: int) -> float:
     # 0.92. On Zen 3, 480 rows of 100 channels take 1.01 times as long by 4x2 as by 5x2, 1.16 to 1.2 by 8x1 to
     # 13x1, 1.3 by 3x2.
     products = rows * vectors
-    loads, latency = 1.08 * (rows + vectors) / products, 8.5 / products
+    dot = dots.of(kernel, target)
+    waits = 2 if dot and dot.is_apart else 8.5
+    loads, latency = 1.08 * (rows + vectors) / products, waits / products
     streaming = 1 + 0.015 * max(0.0, 2 * target.vector_bytes / rows - 16)
     covering = _covering(kernel, target, rows)
     addresses = 1.2 if covering.kind == "scattered" and rows > MOST_ADDRESSES else 1.0
     small = 1 + 0.001 * products  # of equals the smaller: less code, less to compile
-    dot = dots.of(kernel, target)
     itemsize = dots.held(dot, kernel).itemsize if dot else model.itemsize(kernel)
     paid = streaming * addresses * small * _crowding(covering, itemsize, target)
     return covering.waste * edge_features * max(1.0, loads, latency) * paid
