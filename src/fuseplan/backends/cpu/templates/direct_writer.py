@@ -71,7 +71,7 @@ class DirectWriter:
         self.stored = self.dot.element if self.dot else self.b.element
         self.run = dots.run_of(conv)
         steps = self.dot.steps(self.run) if self.dot else self.run
-        self.depth = conv.depth // self.run * steps
+        self.depth = conv.depth // max(1, self.run) * steps  # a residue may have no taps
         self.wide = self.dot.lanes if self.dot else self.lanes
         # Elements of the weight are those of a feature that are multiplied at once.
         self.unit = self.dot.unit(kernel.weight.dtype) if self.dot else self.b.element
