@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from fuseplan.kernels.centre import Centre, Reduction, Summary, Unary, listed
 from fuseplan.kernels.contraction import Contraction
 from fuseplan.kernels.counted import Counted
+from fuseplan.kernels.integers import Integers
 from fuseplan.kernels.opened import Opened
 from fuseplan.language.attend import Attend, AttendGradient
-from fuseplan.language.bounds import Bounds, bounds_behind, is_long, largest_sum
+from fuseplan.language.bounds import is_long
 from fuseplan.language.dtypes import dtype_of
 from fuseplan.language.extents import OPEN
 from fuseplan.language.indices import EXACT_IN_F32
@@ -173,7 +174,7 @@ class Output:
 
 
 @dataclass(frozen=True)
-class Kernel(Opened):
+class Kernel(Opened, Integers):
     """Everything a template may know of a plan.
 
     With `parts`, a stage reads an axis in parts: the first of the epilogue, of src or of what `between`
@@ -244,29 +245,13 @@ class Kernel(Opened):
 
     @cached_property
     def compute_dtype(self) -> str:
-        """The dtype of sums, expressions and parameters: f64 for f64, long sums of integers, large indices.
-
-        Sums of integers are exact in 32 bits; f32 is enough where nothing writes more of these than it holds.
-        """
+        """The dtype of expressions and parameters: f64 for f64, long sums of integers and large indices."""
         casts = (CASTS.get(fn) for each in (*self.prologue, *self.epilogue) for fn in calls(each.expression))
         is_exact = is_long(self.largest_sum, self.dst.dtype)
         made = self.reductions
         has_index = made is not None and made.index
         is_exact |= bool(has_index) and self.reduced_count > EXACT_IN_F32
         return "f64" if is_exact or "f64" in (self.src.dtype, self.dst.dtype, *casts) else "f32"
-
-    @cached_property
-    def factors(self) -> Bounds:
-        """Between which numbers the elements lie that a weight is multiplied by; infinite unless integers."""
-        dtypes = {each.key: each.dtype for each in self.operands}
-        return bounds_behind((each.expression for each in self.prologue), self.src.dtype, dtypes)
-
-    @property
-    def largest_sum(self) -> float:
-        """The largest absolute value of a sum of products of integers; 0 in any other kernel."""
-        weights = (each.dtype for each in self.operands if each.role == "weight")
-        dtype = next((each for each in weights if not dtype_of(each).is_float), None)
-        return largest_sum(self.factors, dtype, self.contraction.depth) if dtype else 0.0
 
     @cached_property
     def flops(self) -> int:

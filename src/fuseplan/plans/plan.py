@@ -15,7 +15,6 @@ from numpy.typing import ArrayLike
 
 from fuseplan.errors import ArgumentError, PlanError, Unsupported, a_thing, counted, did_you_mean, near_miss
 from fuseplan.language.arithmetic import ARRAYS, Arithmetic
-from fuseplan.language.bounds import bounds_behind, is_long, largest_sum
 from fuseplan.language.declarations import Array, Operand, Parameter, Result
 from fuseplan.language.extents import extents_in
 from fuseplan.language.fields import refused
@@ -24,14 +23,12 @@ from fuseplan.messages.excerpt import ARROW, shown
 from fuseplan.messages.models import instead_of
 from fuseplan.messages.reasons import Reason, Refusal
 from fuseplan.op import Op
-from fuseplan.ops.conv import Conv
-from fuseplan.ops.matmul import Product
 from fuseplan.ops.normalization import Normalization
 from fuseplan.ops.ranges import Save
 from fuseplan.plans import naming
 from fuseplan.plans.dot import PlanTable, dot_text
 from fuseplan.plans.given import given_by_key, wide
-from fuseplan.plans.step import Step
+from fuseplan.plans.step import Step, has_long_sums
 from fuseplan.plans.text import check_count, named_text, parse_json, parse_plan, plan_json, plan_text
 
 Placed = TypeVar("Placed", Operand, Parameter, Result)
@@ -195,17 +192,8 @@ class FusionPlan(PlanTable):
     def compute_dtype(self) -> str:
         """The dtype of computation and parameters: f64 for f64 and long sums of integers, else f32."""
         dtypes = (self._src.dtype, *(step.dst.dtype for step in self._steps))
-        return "f64" if "f64" in dtypes or any(map(self._is_long, self._steps)) else "f32"
-
-    def _is_long(self, step: Step) -> bool:
-        """Whether f32 does not do for the operator's sums of products of integers."""
-        if not isinstance(step.op, Conv | Product) or step.src.dtype not in step.op.integers:
-            return False
-        before = self._steps[: step.index]
-        dtypes = {each.key: each.dtype for made in before for each in made.operands}
-        numbers = bounds_behind((made.formulas[0] for made in before), self._src.dtype, dtypes)
-        largest = largest_sum(numbers, step.operands[0].dtype, step.op.depth(step.src))
-        return is_long(largest, self.output.dtype)
+        is_long = has_long_sums(self._src, self._steps)
+        return "f64" if is_long or "f64" in dtypes else "f32"
 
     @property
     def is_open(self) -> bool:

@@ -70,7 +70,7 @@ def add_products(
     if isinstance(depth, int) and depth > BLOCK and product is None:
         pieces(b, depth, _block(depth), partial(_add_block, sums, operands), name="block")
         return
-    add = product or b.fma
+    add, keep = product or b.fma, _keep_operand if product is None else _keep_order
 
     def steps(first: Index, count: int) -> None:
         vectors, spread = operands(first)
@@ -82,10 +82,7 @@ def add_products(
                 for row, before in enumerate(values):
                     x = spread(step, row)
                     values[row] = [add(x, each, value) for each, value in zip(line, before, strict=True)]
-                    if product is not None:
-                        _keep_order(b, values[row])
-                    else:
-                        _keep_operand(b, x, values[row])
+                    keep(b, x, values[row])
 
     if isinstance(depth, int):
         pieces(b, depth, UNROLL, steps, name="k")
@@ -118,7 +115,7 @@ def _keep_operand(b: Builder, x: Value, totals: Sequence[Value]) -> None:
         b.line(f'call void asm sideeffect "", "x,x"({x.type} {x.name}, {totals[0].type} {totals[0].name})')
 
 
-def _keep_order(b: Builder, totals: Sequence[Value]) -> None:
+def _keep_order(b: Builder, _: Value, totals: Sequence[Value]) -> None:
     """Keeps the loads of the next row behind the sums of a row; it is no instruction.
 
     Where a product and its sum are two instructions, LLVM moves products to the front of the loop, and spills
