@@ -16,7 +16,7 @@ from fuseplan.plans.plan import FusionPlan
 Rng = random.Random
 
 FLOATS = ("f32", "f32", "f32", "f16", "bf16", "f64")
-STORED = ("f16", "bf16", "f32", "f64", "f8e4m3", "f8e5m2", "i8", "i32", "bool")
+STORED = ("f16", "bf16", "f32", "f64", "f8e4m3", "f8e5m2", "i8", "u8", "i16", "i32", "bool")
 EXTENTS = (1, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 64, 70)
 MEDIUM = (1, 2, 7, 16, 24, 40, 48, 64, 80, 96, 128, 200, 333, 512)  # of more than `MOST_ELEMENTS` elements
 NAMES = {1: ("c",), 2: ("nc",), 3: ("ncw", "nwc", "bsc"), 4: ("nchw", "nhwc", "bhsd", "bshd", "bshd of bhsd"),
@@ -29,6 +29,7 @@ FORMULAS = (
 MOST_ELEMENTS = 1 << 15
 FEW = (1, 1, 1, 2, 3)  # where axes vanish
 OPENED, ENDED, SMALL = 0.25, 0.1, 0.25
+WHOLE, PRODUCTS = ("i8", "i8", "u8", "u8"), 0.6  # integers, and how often a product of these comes first
 
 
 def drawn(seed: int, most: int = MOST_ELEMENTS) -> FusionPlan:
@@ -36,9 +37,10 @@ def drawn(seed: int, most: int = MOST_ELEMENTS) -> FusionPlan:
     rng = Rng(seed)
     plan = _begun(rng, most)
     count = rng.randint(1, 6)
-    centre = rng.randrange(count)
+    centre, is_whole = rng.randrange(count), plan.src.dtype in WHOLE and rng.random() < PRODUCTS
     for place in range(count):
         kind = rng.choice(tuple(CENTRES)) if place == centre else "elementwise"
+        kind = "contraction" if is_whole and place == 0 else kind
         plan = _grown(rng, plan, CENTRES[kind], 4 * most)
     return _grown(rng, plan, ENDS, 4 * most) if rng.random() < ENDED else plan
 
@@ -69,7 +71,7 @@ def _src(rng: Rng, most: int) -> str:
         shape = [rng.choice(sizes) for _ in range(rank)]
         if TensorSpec(shape).size <= most:
             break
-    dtype = rng.choice(FLOATS) if rng.random() < 0.85 else rng.choice((*STORED, "i64"))
+    dtype = rng.choice(FLOATS) if rng.random() < 0.8 else rng.choice((*STORED, *WHOLE, "i64"))
     layout = rng.choice(NAMES[rank])
     if rng.random() < 0.2:
         steps, step = [0] * rank, rng.choice((1, 1, 2, 3))
@@ -191,7 +193,7 @@ def _rotary(rng: Rng, src: TensorSpec, text: str) -> list[str]:
 
 def _scaled(default: bool) -> Callable[[Rng, TensorSpec, str], list[str]]:
     def draw(rng: Rng, src: TensorSpec, text: str) -> list[str]:
-        dtype = rng.choice(("f32", "f16", "bf16") if default else ("i8", "f8e4m3", "f8e5m2"))
+        dtype = rng.choice(("f32", "f16", "bf16", "i16") if default else ("i8", "u8", "f8e4m3", "f8e5m2"))
         per = rng.choice(("tensor", "channel", "row", "block"))
         return [dtype, f"per={per}", *_maybe(rng, f"block={rng.choice((1, 2, 5, 16))}", "zero_points=True")]
 

@@ -78,6 +78,7 @@ class Op(ABC):
         torch: PyTorch's, in torch.nn.functional or torch.
         has_parts: its formula reads an axis of src in parts.
         looks_up: src has indices of rows of its weight, which a kernel reads as src.
+        integers: the dtypes of whole numbers that it computes with.
         is_gradient: of a weight; operators beside it in a kernel have no tensors.
     """
 
@@ -87,6 +88,7 @@ class Op(ABC):
     torch: ClassVar[str | None] = None
     has_parts: ClassVar[bool] = False
     looks_up: ClassVar[bool] = False
+    integers: ClassVar[tuple[str, ...]] = ()
     is_gradient: ClassVar[bool] = False
     operand_fields: ClassVar[Mapping[str, OperandField]] = {}
     result_fields: ClassVar[Mapping[str, ResultField]] = {}
@@ -102,12 +104,9 @@ class Op(ABC):
         Raises:
             PlanError: it does not.
         """
-        if not dtype_of(src.dtype).is_float:
-            raise PlanError(
-                f"{self.name} computes with floating-point numbers",
-                got=src.dtype,
-                remedy="Convert them before: `cast(f32)`, or `dequantize` with a scale",
-            )
+        if not dtype_of(src.dtype).is_float and src.dtype not in self.integers:
+            remedy = "Convert them before: `cast(f32)`, or `dequantize` with a scale"
+            raise PlanError(f"{self.name} computes with floating-point numbers", got=src.dtype, remedy=remedy)
 
     def __post_init__(self) -> None:
         for declared in declared_fields(type(self)):
@@ -174,7 +173,7 @@ class Op(ABC):
     def _operand(self, name: str, declared: OperandField, src: TensorSpec) -> Operand:
         per: Any = declared.per(self, src) if callable(declared.per) else declared.per
         block = cast(int, getattr(self, "block", 1)) if per == "block" else 1
-        spec: TensorSpec | Dense | None = self.output(src) if per == "element" else None
+        spec: TensorSpec | Dense | None = None
         axes, word, shape = tuple[int, ...](), "weight", per
         if isinstance(per, str):
             axes, word, shape = PER[per](src), per, extents(src, per, block)
@@ -183,7 +182,8 @@ class Op(ABC):
         elif isinstance(per, Beside):
             axes, word, shape, spec = per.axes, "beside", per.spec.shape, per.spec
         own = per.spec.dtype if word == "beside" else src.dtype if word in IN_SRC_DTYPE else src.compute_dtype
-        dtype = declared.dtype(self) if declared.dtype else own
+        dtype = declared.dtype(self, src) if declared.dtype else own
+        spec = self.output(src).with_dtype(dtype) if per == "element" else spec
         if prod(numbers(shape)) * dtype_of(dtype).itemsize > MAX_BYTES:
             raise PlanError(
                 f"{self.name}: its {name} is larger than memory can be",

@@ -291,6 +291,7 @@ def test_refusals() -> None:
         ("bf16[4x32] -> linear(8)", "cpu:avx512bf16", Reason.NO_TILES),
         ("f16[4x32] -> linear(8)", "cpu:amx", Reason.TILE_DTYPE),
         ("i8[1x200000] -> linear(8)", "cpu:amx", Reason.TILE_DTYPE),
+        ("i8[9x64] -> dequantize(i16, zero_points=True) -> linear(8)", "cpu:amx", Reason.TILE_DTYPE),
         ("bf16[4x32] -> relu -> linear(8)", "cpu:amx", Reason.PROLOGUE),
         ("bf16[4x32, strides=1:4] -> linear(8)", "cpu:amx", Reason.CHANNELS_FIRST),
         ("bf16[4x32x3x3] -> conv2d(8, kernel=1)", "cpu:amx", Reason.CHANNELS_FIRST),

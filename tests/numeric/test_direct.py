@@ -10,7 +10,7 @@ import pytest
 
 from closeness import assert_close
 from forced import forced, narrowed, refusal_of
-from fuseplan.backends.cpu import model, pairs, staging, toolchain
+from fuseplan.backends.cpu import dots, model, staging, toolchain
 from fuseplan.backends.cpu.templates.direct import Direct
 from fuseplan.backends.cpu.tiling import Tiling, tiling
 from fuseplan.execution.stages import decide
@@ -218,7 +218,7 @@ def test_few_features_take_half_of_a_vector_where_it_is_computed_in_halves(
     plan: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(model, "in_halves", lambda target: target.vector_bytes == 64)
-    monkeypatch.setattr(pairs, "fits", lambda kernel, target: False)
+    monkeypatch.setattr(dots, "of", lambda kernel, target: None)
     made = FusionPlan.parse(plan)
     compiled = forced(made, Direct, narrowed(64, threads=2))
     width = 32 // DTYPES[made.compute_dtype].itemsize

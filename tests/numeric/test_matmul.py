@@ -116,7 +116,7 @@ def test_pairs_of_bf16(plan: str) -> None:
     made = FusionPlan.parse(plan)
     kernel, target = lower(match(made)), narrowed(64, threads=2)
     chosen = first(kernel, target, "default")
-    assert chosen.pairs
+    assert chosen.dots
     assert_close(forced(made, Direct, target, chosen), random_arrays(made, 3), slack=32)
 
 
@@ -138,7 +138,7 @@ def test_pairs_are_one_instruction() -> None:
     products = chosen.rows * chosen.vectors * UNROLL
     assert asm.count("vdpbf16ps") == products
     assert not re.search(r"%zmm\d+, -?\d*\(%rsp\)", asm), "sums stay in registers"
-    assert not first(kernel, PAIRED, "strict").pairs
+    assert not first(kernel, PAIRED, "strict").dots
 
 
 @pytest.mark.parametrize(

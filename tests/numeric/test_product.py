@@ -95,6 +95,9 @@ def test_forms(form: Product, arithmetic: str, rest: str) -> None:
 # Sums of i8 are exact; the dtype in front of a contraction is not that which is multiplied.
 INTEGERS = (
     "i8[33x40] -> linear(24)",
+    "i16[33x40] -> linear(24)",
+    "u8[33x40] -> dequantize(i16, zero_points=True) -> linear(24) -> dequantize(per=row)",
+    "u8[2x20x5x7, nhwc] -> conv2d(22, kernel=3, padding=1) -> dequantize(per=channel)",
     "i8[33x48] -> linear(24) -> dequantize(f16) -> bias -> gelu",
     "i8[3x40x33, bcs of bsc] -> linear(19) -> dequantize(per=channel)",
     "i8[7x90] -> linear(34) -> dequantize -> glu(silu)",

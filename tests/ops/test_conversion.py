@@ -40,7 +40,8 @@ def test_samples(plan: FusionPlan) -> None:
 def test_a_cast_is_torchs(before: str, after: str, target: str) -> None:
     x = torch.from_numpy(floats(dtype_of(after))).float().to(getattr(torch, DTYPES[before].package))
     if not dtype_of(after).is_float and after != "bool":
-        x = x[x.abs() < dtype_of(after).largest]  # the others, PyTorch does not define
+        row = dtype_of(after)
+        x = x[(x > row.least - 1) & (x < row.largest)]  # the others, PyTorch does not define
     x = x[: x.numel() // 7 * 7].reshape(7, -1)
     got = fuseplan.compile(f"{before}[7x{x.shape[1]}] -> cast({after})", target, cache=False)(x)
     want = x.to(getattr(torch, DTYPES[after].package))
@@ -94,6 +95,7 @@ def test_a_cast_keeps_the_place_of_every_element(layout: str) -> None:
         ("i8[2x3] -> relu", "relu computes with floating-point numbers"),
         ("f32[2x3] -> cast(i32) -> linear(4)", "linear computes with floating-point numbers"),
         ("bool[2x3x4x5] -> batch_norm_training", "computes with floating-point numbers"),
+        ("i16[2x3x4x5] -> conv_transpose2d(3, kernel=2)", "computes with floating-point numbers"),
         ("i32[2x3] -> cast(i8)", "integers are converted to wider ones"),
         ("i32[2x3] -> cast(i32)", "integers are converted to wider ones"),
         ("f32[2x3] -> cast(f8)", "there is no dtype 'f8'"),
@@ -101,11 +103,14 @@ def test_a_cast_keeps_the_place_of_every_element(layout: str) -> None:
         ("f32[2x3] -> cast", "cast needs dtype"),
         ("i8[2x3] -> quantize(i8)", "quantize computes with floating-point numbers"),
         ("f32[2x3] -> quantize(i32)", "dtype is not 'i32'"),
-        ("f32[2x3] -> quantize(f8e4m3, zero_points=True)", "zero_points are for i8"),
+        ("f32[2x3] -> quantize(f8e4m3, zero_points=True)", "zero_points are for i8 and u8"),
         ("f32[2x3] -> quantize(i8, block=3)", "block has no meaning here"),
         ("f32[2x3] -> quantize(i8, per=axis)", "per is not 'axis'"),
-        ("f32[2x3] -> dequantize", "dequantize takes i8 or f8e4m3 or f8e5m2 or i32"),
+        ("f32[2x3] -> dequantize", "dequantize takes i8 or u8 or f8e4m3 or f8e5m2 or i32"),
         ("f8e4m3[2x3] -> dequantize(zero_points=True)", "dequantize with zero points takes i8"),
+        ("u8[2x3] -> cast(i8)", "integers are converted to wider ones"),
+        ("i8[2x3] -> cast(u8)", "integers are converted to wider ones"),
+        ("f32[2x3] -> dequantize(i16)", "dequantize takes i8 or u8"),
         ("i8[2x3] -> dequantize(i8)", "dtype is not 'i8'"),
         ("f32[2x3x4x5] -> conv2d(3, kernel=1) -> quantize(i8, per=row)", "quantize: it reads the last axis"),
         ("i8[2x3x4] -> dequantize(per=channel) -> linear(3)", "its channels may be axis 1"),
@@ -128,9 +133,13 @@ def drawn(shape: tuple[int, ...], seed: int = 5) -> tuple[Any, Any, Any]:
 
 @pytest.mark.parametrize("shape", [(3, 5), (2, 3, 7), (2, 5, 3, 7), (1, 3, 3, 2, 5)])
 @pytest.mark.parametrize("target", ["cpu", "reference"])
+@pytest.mark.parametrize("dtype", ["i8", "u8"])
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")  # deprecated there
-def test_quantizing_and_back_is_torchs(shape: tuple[int, ...], target: str) -> None:
+def test_quantizing_and_back_is_torchs(dtype: str, shape: tuple[int, ...], target: str) -> None:
     x, scales, points = drawn(shape)
+    kind = torch.qint8
+    if dtype == "u8":
+        points, kind = (points + 100).astype(np.uint8), torch.quint8
     text = "x".join(map(str, shape))
     for per, scale, zero in (
         ("tensor", scales.reshape(-1)[:1], points.reshape(-1)[:1]),
@@ -139,24 +148,24 @@ def test_quantizing_and_back_is_torchs(shape: tuple[int, ...], target: str) -> N
         given = torch.from_numpy(x)
         wide = torch.from_numpy(scale).double(), torch.from_numpy(zero).long()
         want = (
-            torch.quantize_per_channel(given, *wide, 1, torch.qint8)
+            torch.quantize_per_channel(given, *wide, 1, kind)
             if per == "channel"
-            else torch.quantize_per_tensor(given, float(scale[0]), int(zero[0]), torch.qint8)
+            else torch.quantize_per_tensor(given, float(scale[0]), int(zero[0]), kind)
         )
-        plan = f"f32[{text}] -> quantize(i8, per={per}, zero_points=True)"
+        plan = f"f32[{text}] -> quantize({dtype}, per={per}, zero_points=True)"
         got = fuseplan.compile(plan, target, cache=False)(x, scale=scale, zero_point=zero)
         np.testing.assert_array_equal(got, want.int_repr().numpy())
-        back = f"i8[{text}] -> dequantize(per={per}, zero_points=True)"
+        back = f"{dtype}[{text}] -> dequantize(per={per}, zero_points=True)"
         made = fuseplan.compile(back, target, cache=False)(got, scale=scale, zero_point=zero)
         np.testing.assert_array_equal(made, want.dequantize().numpy())
 
 
-@pytest.mark.parametrize("dtype", ["i8", "f8e4m3", "f8e5m2"])
+@pytest.mark.parametrize("dtype", ["i8", "u8", "f8e4m3", "f8e5m2"])
 @pytest.mark.parametrize(("per", "block"), [("tensor", 0), ("channel", 0), ("block", 4)])
 def test_quantizing_and_back_is_onnxs(dtype: str, per: str, block: int) -> None:
     shape = (3, 8) if per == "block" else (3, 7, 5)
     x, scales, _ = drawn(shape)
-    far = 1e6 if dtype == "i8" else math.inf  # onnx's own reference takes no infinity to an integer
+    far = 1e6 if dtype in ("i8", "u8") else math.inf  # onnx's own reference takes no infinity to an integer
     x.reshape(-1)[:6] = [0.0, -0.0, 1e5, -1e5, far, -far]
     flat = scales.reshape(-1)
     scale = {"tensor": flat[0], "channel": flat[:7], "block": scales[:, :2]}[per]
@@ -182,14 +191,14 @@ def test_quantizing_and_back_is_onnxs(dtype: str, per: str, block: int) -> None:
     np.testing.assert_array_equal(again, back)
 
 
-@pytest.mark.parametrize("dtype", ["i8", "f8e4m3", "f8e5m2"])
+@pytest.mark.parametrize("dtype", ["i8", "u8", "f8e4m3", "f8e5m2"])
 def test_what_is_too_large_saturates_and_nan_has_its_place(dtype: str) -> None:
     x = np.array([[1e30, -1e30, math.inf, -math.inf, math.nan]], np.float32)
     compiled = fuseplan.compile(f"f32[1x5] -> quantize({dtype})", "cpu", cache=False)
     got = exact(compiled(x, scale=np.ones(1, np.float32)), dtype)[0].tolist()
-    most, least = DTYPES[dtype].largest, -DTYPES[dtype].largest - (dtype == "i8")
+    most, least = DTYPES[dtype].largest, DTYPES[dtype].least
     assert got[:4] == [most, least, most, least]
-    assert math.isnan(got[4]) if dtype != "i8" else got[4] == 0
+    assert math.isnan(got[4]) if DTYPES[dtype].is_float else got[4] == 0
 
 
 CHAINS = (
@@ -197,6 +206,7 @@ CHAINS = (
     "bias -> quantize(f8e4m3, per=block, block=5) -> dequantize(f16, per=block, block=5) -> gelu",
     "quantize(i8, per=channel, zero_points=True)",
     "quantize(f8e5m2, per=channel) -> dequantize(f64, per=channel) -> add",
+    "quantize(u8, zero_points=True) -> dequantize(i16, zero_points=True) -> linear(9) -> dequantize(f32)",
     "layer_norm -> quantize(i8, per=row)",
     "rms_norm -> quantize(f8e4m3, per=block, block=4)",
     "linear(11) -> bias -> quantize(i8, per=row)",
@@ -221,6 +231,25 @@ def assert_near(plan: FusionPlan, compiled: Any) -> None:
     arrays = random_arrays(plan, 7)
     error = deviation(compiled(**arrays), reference(plan, arrays), dtype=plan.output.dtype)
     assert error <= allowed_deviation(lower(match(plan)), compiled.choice.template)
+
+
+@pytest.mark.part(2)
+@pytest.mark.parametrize("layout", ["nchw", "nhwc", "strides=600:1:60:7"])
+@pytest.mark.parametrize("dtype", ["i8", "u8", "i16"])
+@pytest.mark.parametrize(
+    "chain",
+    [
+        "conv2d(6, kernel=3, padding=1)",
+        "{} -> conv2d(5, kernel=1) -> dequantize(per=channel) -> bias -> quantize(u8, zero_points=True)",
+        "{} -> conv2d(10, kernel=3, groups=5, stride=2, padding=1) -> dequantize(f64)",
+    ],
+)
+def test_sums_of_integers_are_exact(chain: str, dtype: str, layout: str) -> None:
+    front = "cast(f32) -> cast(i16)" if dtype == "i16" else "dequantize(i16, zero_points=True)"
+    plan = FusionPlan.parse(f"{dtype}[3x5x9x7, {layout}] -> {chain.format(front)}")
+    arrays = random_arrays(plan, 7)
+    got = fuseplan.compile(plan, "cpu", cache=False)(**arrays)
+    np.testing.assert_array_equal(exact(got), exact(fuseplan.compile(plan, "reference")(**arrays)))
 
 
 @pytest.mark.part(2)

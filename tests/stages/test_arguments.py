@@ -92,7 +92,7 @@ def test_nothing_is_set_where_one_value_is_refused(plan: FusionPlan) -> None:
         ("bias", np.zeros(6), "got f64[6]; want f32[6] or f16[6]"),
         ("bias_2", np.zeros(0, np.float32), "operator 4 (bias) has the wrong shape"),
         ("bias", [0.0] * 6, "operand `bias` is a list"),
-        ("bias", np.zeros(6, np.int16), "operand `bias` has dtype int16"),
+        ("bias", np.zeros(6, np.uint32), "operand `bias` has dtype uint32"),
         ("bias", None, "operand `bias` is a NoneType"),
         ("other", np.zeros((2, 6, 3, 3), np.float16), "want f16[2x6x3x3, nhwc]"),
         ("other", residual()[:, :, ::-1], "has the wrong layout"),

@@ -191,7 +191,7 @@ def test_a_dtype_may_be_another_packages(dtype: object, name: str) -> None:
     assert TensorSpec((2, 3), dtype) == TensorSpec((2, 3), name)
 
 
-@pytest.mark.parametrize("dtype", [None, float, int, 4, np.int16, np.uint16, torch.int16, np.dtype(">f4")])
+@pytest.mark.parametrize("dtype", [None, float, int, 4, np.uint32, np.uint16, torch.uint32, np.dtype(">f4")])
 def test_what_is_no_dtype_of_a_plan_is_refused(dtype: object) -> None:
     with pytest.raises(PlanError, match="there is no dtype") as refused:
         TensorSpec((2, 3), dtype)
@@ -209,7 +209,7 @@ def test_a_tensor_is_described_where_it_lies() -> None:
         (np.zeros((4, 6))[:, ::2], "f64[4x3, strides=6:2]"),
         (np.zeros((2, 3), np.uint16), "bf16[2x3]"),
         (np.zeros((2, 3), ml_dtypes.bfloat16), "bf16[2x3]"),
-        (np.zeros((2, 3), np.uint8), "f8e4m3[2x3]"),
+        (np.zeros((2, 3), np.uint8), "u8[2x3]"),
         (np.zeros((2, 3), ml_dtypes.float8_e5m2), "f8e5m2[2x3]"),
         (torch.zeros(2, 3, dtype=torch.bool), "bool[2x3]"),
         (SimpleNamespace(shape=(2, 3), dtype=np.dtype("float32")), "f32[2x3]"),
@@ -223,7 +223,7 @@ def test_a_tensor_is_described_where_it_lies() -> None:
     ("tensor", "says"),
     [
         ([1.0], "this is not a tensor"),
-        (np.zeros((2, 3), np.int16), "there is no dtype"),
+        (np.zeros((2, 3), np.uint32), "there is no dtype"),
         (np.zeros((1,) * 6), "at most 5 axes"),
         (torch.zeros(1, 3).expand(4, 3), "a stride must be a positive integer"),
         (np.zeros((2, 3))[:, ::-1], "a stride must be a positive integer"),

@@ -75,7 +75,7 @@ ODD: dict[str, tuple[Callable[[], Any], str]] = {
         "resolve_neg",
     ),
     "conjugate": (lambda: torch.zeros(SHAPE, dtype=torch.complex64).conj(), "dtype torch.complex64"),
-    "integers": (lambda: torch.zeros(SHAPE, dtype=torch.int16), "dtype torch.int16"),
+    "integers": (lambda: torch.zeros(SHAPE, dtype=torch.uint32), "dtype torch.uint32"),
     "fake": (fake, "is a FakeTensor, which has no memory of its own"),
     "wrapper": (lambda: Wrapper(torch.zeros(SHAPE)), "is a Wrapper, which has no memory of its own"),
     "functional": (functional, "has no memory"),

@@ -133,12 +133,14 @@ def bound(plan: FusionPlan, stages: Sequence[Stage]) -> dict[str, Bound]:
     src, operands = plan.src, dict[str, Bound]()
     wide = src if src.dtype in FLOATS else plan.output  # what indices look up
     dtype, kept = numpy_dtype(wide.compute_dtype), (src.dtype, wide.dtype, "bool")
-    shapes = {each.key: each.shape for each in plan.operands}
+    known = {each.key: each for each in plan.operands}
     for step, stage in zip(plan.steps, stages, strict=True):
         for name, each in stage.operands.items():
-            given = each.reshape(shapes[step.keys[name]]) if isinstance(each, np.ndarray) else each
-            is_wide = not names_in(given) and word_of(given.dtype) not in kept  # type: ignore[union-attr]
-            operands[step.keys[name]] = given.astype(dtype) if is_wide else given  # type: ignore[union-attr]
+            want = known[step.keys[name]]
+            given = each.reshape(want.shape) if isinstance(each, np.ndarray) else each
+            taken = (*kept, want.dtype)
+            is_wide = not names_in(given) and word_of(given.dtype) not in taken  # type: ignore[union-attr]
+            operands[want.key] = given.astype(dtype) if is_wide else given  # type: ignore[union-attr]
     return operands
 
 

@@ -11,7 +11,7 @@ from fuseplan.errors import ArgumentError
 from fuseplan.graph.layer import Layer
 from fuseplan.graph.node import Node, Parts
 from fuseplan.graph.ops import Foreign
-from fuseplan.graph.type import Type, type_of, word_of
+from fuseplan.graph.type import Type, numpy_dtype, type_of, word_of
 from fuseplan.language.dtypes import DTYPES
 
 # A library's way to run one of its operators: the node and its inputs (None where one is left out).
@@ -34,7 +34,9 @@ def evaluate(
     for node in graph.nodes:
         taken: list[Any] = [values[name] if name else None for name in node.inputs]
         if isinstance(node.op, Foreign) and node.op.library in run:
-            made = run[node.op.library](node, taken)
+            made = run[node.op.library](
+                node, [_stored(each, types.get(name)) for name, each in zip(node.inputs, taken, strict=True)]
+            )
         elif isinstance(node.op, Layer):
             made = node.op.evaluate(taken, types[node.inputs[0]].names)
         else:
@@ -47,6 +49,11 @@ def widened(value: Any) -> Any:
     """A tensor of a dtype of plans in float64; other values as they are."""
     row = DTYPES.get(word_of(value.dtype)) if isinstance(value, np.ndarray) else None
     return value.astype(np.float64) if row is not None and row.is_float else value
+
+
+def _stored(value: Any, made: Type | None) -> Any:
+    """A quantized value as the integers that it is; others as they are."""
+    return value.astype(numpy_dtype(made.dtype)) if made is not None and made.is_quantized else value
 
 
 def check_inputs(graph: Parts, given: Mapping[str, Any]) -> None:

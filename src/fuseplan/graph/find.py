@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from fuseplan.errors import PlanError, Unsupported
 from fuseplan.execution.stages import Records, decide
 from fuseplan.graph import attended, attention, layouts
-from fuseplan.graph.alternatives import OnSrc, as_it_lies, exact, seconds_of
+from fuseplan.graph.alternatives import OnSrc, as_it_lies, exact, faster, seconds_of
 from fuseplan.graph.cut import Attempt, Cut, Site, bound
+from fuseplan.graph.folding import centre_of, taken_up
 from fuseplan.graph.formulas import formula_of
 from fuseplan.graph.fronts import Front, fronts, spines, src_of
 from fuseplan.graph.gates import of_halves, of_two
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.horizontal import together
+from fuseplan.graph.integers import of_integers, read_as_integers
 from fuseplan.graph.joins import as_given, in_place
 from fuseplan.graph.layer import Layer
 from fuseplan.graph.node import Node
@@ -26,14 +28,14 @@ from fuseplan.graph.region import Region, is_widened, regions
 from fuseplan.graph.rotations import TURN, Rotation, ended_norms, normed, readings, rotation
 from fuseplan.graph.rules import Rule
 from fuseplan.graph.why import Reason, Why
-from fuseplan.graph.write import Stage, Unwritten, taken_up, written
+from fuseplan.graph.write import Stage, Unwritten, written
 from fuseplan.kernels.target import Target
 from fuseplan.kernels.template import Accuracy
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.ops import UNARY
 from fuseplan.ops.activation import Identity
 from fuseplan.ops.conversion import Cast
-from fuseplan.ops.matmul import Linear, Matmul, Product
+from fuseplan.ops.matmul import Product
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.system.locks import cached_property
 
@@ -133,7 +135,7 @@ class _Finder:
         (node, layer, pieces), region = self._normed[inner]
         src = TensorSpec(self.graph.types[inner].shape or (), self.graph.types[inner].dtype, names="bshd")
         try:
-            stages = [self._centre(node, layer), *written(self.graph, region, src, self.rules)]
+            stages = [centre_of(self.graph, node, layer), *written(self.graph, region, src, self.rules)]
         except Unwritten:
             return None
         for values, nodes, front in self._fronts(node, layer, pieces):
@@ -233,12 +235,12 @@ class _Finder:
             stages = written(self.graph, region, layer.op.output(src), self.rules)
         except Unwritten as error:
             return self._no((*pieces, *region.nodes), error.reason)
-        centre = self._centre(node, layer)
+        centre = centre_of(self.graph, node, layer)
         ended = before or region.ended
         further = {name: place for place, name in enumerate(node.outputs) if place and name}
 
-        def form(middle: list[Stage]) -> Site | Reason:
-            for values, nodes, front in self._fronts(node, layer, pieces):
+        def form(middle: list[Stage], before: Iterable[Front] = ()) -> Site | Reason:
+            for values, nodes, front in before or self._fronts(node, layer, pieces):
                 made, whole = [*front, *middle], (*nodes, *pieces, *region.nodes)
                 read = src_of(self.graph, values, made, src)
                 site = self._site(read, made, whole, values, region.head, ended)
@@ -253,7 +255,11 @@ class _Finder:
             return gated
         site = form(taken)
         is_folded = [each.op for each in taken] != [each.op for each in plain]
-        return replace(site, others=(partial(form, plain),)) if is_folded and isinstance(site, Site) else site
+        if is_folded and isinstance(site, Site):
+            site = replace(site, others=(partial(form, plain),))
+        for each in of_integers(self.graph, node, layer, pieces, plain):
+            site = faster(form([], [each]), site)
+        return site
 
     def _gated(
         self, node: Node, layer: Layer, src: TensorSpec, region: Region, stages: list[Stage], ended: Reason
@@ -267,7 +273,7 @@ class _Finder:
             return written(self.graph, region, made, self.rules)
 
         def behind(node: Node, region: Region) -> list[Stage]:
-            return taken_up([self._centre(node, layer), *write(region)])
+            return taken_up([centre_of(self.graph, node, layer), *write(region)])
 
         halves = of_halves(self.graph, region, stages, self.claimed, write)
         for found in (*of_two(self.graph, node, region, self.claimed, behind), *halves):
@@ -280,24 +286,13 @@ class _Finder:
                 return site
         return None
 
-    def _centre(self, node: Node, layer: Layer) -> Stage:
-        """The anchor with its operands; a product with a weight whose features come first."""
-        operands = {
-            key: self.graph.constants.get(name, name)
-            for key, name in zip(layer.keys, node.inputs[1:], strict=True)
-        }
-        op = layer.op
-        weight = operands.get("weight")
-        is_matrix = isinstance(op, Matmul) and not op.transposed and not op.batched
-        if isinstance(op, Matmul) and is_matrix and weight is not None and not isinstance(weight, str):
-            return Stage(Linear(op.features, precision=op.precision), {"weight": weight.T})
-        return Stage(op, operands)
-
     def _fronts(self, node: Node, layer: Layer, pieces: Nodes) -> Iterator[Front]:
         """What may stand in front of an anchor; at last, nothing."""
         name = node.inputs[0]
-        if layer.op.kind in ("contraction", "attention", "elementwise"):
+        if layer.op.kind in ("attention", "elementwise"):
             return iter([(name, (), [])])
+        if layer.op.kind == "contraction":
+            return iter([*read_as_integers(self.graph, name, pieces), (name, (), [])])
         spec = layer.src([self.graph.types[each] for each in node.inputs])
         return fronts(self.graph, name, pieces, spec, self.claimed, self._known, self.rules)
 
@@ -317,7 +312,8 @@ class _Finder:
             for region in regions(self.graph, spine, self.claimed, is_inside=False):
                 computing = [each for each in region.nodes if not isinstance(each.op, Convert)]
                 has_node = any(each is node for each in region.nodes)
-                if not computing or not has_node or is_widened(self.graph, region.head):
+                is_last = isinstance(region.nodes[-1].op, Convert) if region.nodes else False
+                if not computing or not has_node or (is_last and is_widened(self.graph, region.head)):
                     continue
                 found = self._pointwise(region)
                 if isinstance(found, Site):
@@ -336,9 +332,9 @@ class _Finder:
         if isinstance(node.op, Foreign):
             return node.why or Reason(Why.NOT_IN_TABLE, node.op.operator)
         made = self.graph.types[next(filter(None, node.outputs))]
-        if not made.is_float:
+        if not (made.is_float or made.is_quantized):
             return Reason(Why.DTYPE, str(made))
-        if not made.is_spec:
+        if not (made.is_spec or made.is_quantized):
             return Reason(Why.SHAPE, str(made))
         return None if formula_of(self.graph, node) else Reason(Why.NO_PLAN, node.op.word)
 
@@ -373,6 +369,8 @@ class _Finder:
         if isinstance(records, Unsupported):
             return self._no(nodes, Reason(Why.REFUSED, str(plan), records.refusals), str(plan))
         named = tuple(dict.fromkeys(stage.rule for stage in stages if stage.rule))
+        beside = tuple(each for stage in stages for each in stage.nodes)
+        nodes = in_order(self.graph, (*nodes, *beside)) if beside else nodes
         return Site(plan, records, nodes, start, head, bound(plan, stages), ended, rules=named)
 
     def _decided(self, plan: FusionPlan) -> Records | Unsupported:

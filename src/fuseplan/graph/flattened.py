@@ -43,7 +43,7 @@ def with_axes(graph: Graph) -> Graph:
         return graph
     nodes = [made.get(id(node), node) for node in graph.nodes if id(node) not in gone]
     folded = [*graph.folded, *(node.origin for node in gone.values() if node.origin.kind)]
-    return Graph(graph.inputs, nodes, graph.outputs, graph.constants, folded)
+    return Graph(graph.inputs, nodes, graph.outputs, graph.constants, folded, graph.stored)
 
 
 def _between_views(graph: Graph) -> Iterator[tuple[list[Node], Node, Node]]:

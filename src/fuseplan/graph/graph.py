@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from fuseplan.errors import PlanError
 from fuseplan.graph.evaluate import Run, evaluate
-from fuseplan.graph.node import Node, Origin, Parts, told
+from fuseplan.graph.node import Node, Origin, Parts, Stored, told
 from fuseplan.graph.op import Tensor
 from fuseplan.graph.text import graph_json, graph_text, parse_graph, parse_json
 from fuseplan.graph.type import Type, type_of
@@ -33,8 +34,11 @@ class Graph(Parts):
         outputs: Sequence[str],
         constants: Mapping[str, Tensor] | None = None,
         folded: Iterable[Origin] = (),
+        stored: Mapping[str, Stored] = MappingProxyType({}),
     ) -> None:
-        super().__init__(dict(inputs), list(nodes), list(outputs), dict(constants or {}), list(folded))
+        super().__init__(
+            dict(inputs), list(nodes), list(outputs), dict(constants or {}), list(folded), dict(stored)
+        )
         self.types = dict(inputs)
         for name, array in self.constants.items():
             self._define(name, type_of(array), f"constant {name}")

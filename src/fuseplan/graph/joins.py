@@ -62,7 +62,9 @@ def in_place(graph: Graph, site: Site, decided: Decide) -> Site:
     made, op = graph.types[node.outputs[0]], node.op
     assert isinstance(op, Concat)  # by the choice
     output, shape = site.plan.output, made.shape or ()
-    is_whole = made.is_spec and output.rank == made.rank and node.inputs.count(site.dst) == 1
+    is_whole = (
+        (made.is_spec or made.is_quantized) and output.rank == made.rank and node.inputs.count(site.dst) == 1
+    )
     if not is_whole or output.channel_axis != op.axis:
         return site
     try:

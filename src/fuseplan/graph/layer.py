@@ -16,6 +16,7 @@ from fuseplan.language.layouts import ROWS
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.messages.excerpt import shown
 from fuseplan.op import Op
+from fuseplan.ops.conversion import Conversion
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.plans.text import operator_text
 from fuseplan.system.locks import cached_property
@@ -60,8 +61,8 @@ class Layer(GraphOp):
         check_count(self, given)
         if self.op.looks_up:
             return given[0].spec()
-        if not given[0].is_spec:
-            want = "2 to 5 axes, without an extent of 0, of f64, f32, f16 or bf16"
+        if not (given[0].is_spec or given[0].is_quantized):
+            want = "2 to 5 axes, without an extent of 0, of f64, f32, f16, bf16, i8 or u8"
             raise PlanError(f"{self.word} takes tensors of plans", got=str(given[0]), want=want)
         shape, dtype, names = given[0].shape or (), given[0].dtype, given[0].names
         told = {"rows": ROWS[len(shape)], "channels": None}.get(self.op.reads or "", names or None)
@@ -69,8 +70,7 @@ class Layer(GraphOp):
 
     def infer(self, given: Sequence[Type]) -> tuple[Type, ...]:
         src = self.src(given)
-        if self.op.looks_up:
-            self.op.check_dtype(src)
+        self.op.check_dtype(src)
         dst = self.op.output(src)
         wanted = {each.name: each.shape for each in self.op.operands(src)}
         wanted |= {each.name: each.shape for each in self.op.results(src)}
@@ -83,8 +83,10 @@ class Layer(GraphOp):
         return Type(dst.shape, dst.dtype, names), *results
 
     def evaluate(self, given: Sequence[Tensor], names: str = "") -> tuple[Tensor, ...]:
-        """The operator's meaning in float64, rounded to src's dtype; `names` are those of src's axes."""
+        """The operator's meaning in float64, rounded to its dtype; `names` are those of src's axes."""
         dtype = given[self.op.looks_up].dtype  # a table's, not that of indices
+        if isinstance(self.op, Conversion) and dtype != np.float64:
+            dtype = numpy_dtype(self.op.dtype)
         src = self.src([Type(tuple(each.shape), "f64", names) for each in given])
         operands = {key: np.asarray(each, np.float64) for key, each in zip(self.keys, given[1:], strict=True)}
         out, results = self.op.evaluate(np.asarray(given[0], np.float64), operands, {}, names=src.names)

@@ -51,6 +51,13 @@ class Node:
     why: Reason | None = field(default=None, compare=False)
 
 
+class Stored(NamedTuple):
+    """The integers that a constant was dequantized from, elements of i8; its scales line up with them."""
+
+    integers: Tensor
+    scale: Tensor
+
+
 @dataclass
 class Parts:
     """The parts of a graph, unchecked.
@@ -62,6 +69,7 @@ class Parts:
         constants: arrays by name: weights, and what the reader computed.
         folded: the framework's operators that the reader computed, because they depend on constants alone, or
             took away, because they change nothing.
+        stored: of constants that were dequantized, the integers.
     """
 
     inputs: dict[str, Type] = field(default_factory=dict)
@@ -69,6 +77,7 @@ class Parts:
     outputs: list[str] = field(default_factory=list)
     constants: dict[str, Tensor] = field(default_factory=dict)
     folded: list[Origin] = field(default_factory=list)
+    stored: dict[str, Stored] = field(default_factory=dict)
 
 
 def told(node: Node) -> str:

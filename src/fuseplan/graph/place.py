@@ -255,7 +255,7 @@ class _Placer:
         inputs = tuple(map(self._held, node.inputs))
         made = self.made.graph.types[node.outputs[0]]
         dst = None
-        if made.is_float and not any(node.outputs[1:]):
+        if (made.is_float or made.is_quantized) and not any(node.outputs[1:]):
             dst = self.made.at[node.outputs[0]] = self._new(made, strides_of(made))
         self._step(Compute(node, inputs, dst))
 

@@ -13,6 +13,7 @@ from fuseplan.graph.node import Node, told
 from fuseplan.graph.ops import Convert
 from fuseplan.graph.why import Reason, Why
 from fuseplan.op import Elementwise
+from fuseplan.ops.conversion import Dequantize
 from fuseplan.scalar import REBUILD, Scalar, fold, leaf
 
 X = leaf("x")
@@ -186,7 +187,8 @@ class _Growth:
 def is_widened(graph: Graph, name: str) -> bool:
     """Whether a value is another one with more bits, which its readers convert as they read the other."""
     node = graph.made_by.get(name)
-    if node is None or not isinstance(node.op, Convert) or name in graph.outputs:
+    is_converted = node is not None and (isinstance(node.op, Convert) or node.op.word == Dequantize.name)
+    if node is None or not is_converted or name in graph.outputs:
         return False
     return graph.types[name].nbytes > graph.types[node.inputs[0]].nbytes
 

@@ -18,11 +18,11 @@ from fuseplan.messages.excerpt import shown
 
 # NumPy's names of dtypes, and the words for them: those of plans, and others that frameworks have.
 WORDS = STORED | {
-    "int64": "i64", "int16": "i16",
-    "uint64": "u64", "uint32": "u32", "uint16": "u16", "uint8": "u8",
+    "uint64": "u64", "uint32": "u32", "uint16": "u16",
     "complex128": "c128", "complex64": "c64", "object": "str",
 }  # fmt: skip
 FLOATS = ("f64", "f32", "f16", "bf16")
+QUANTIZED = ("i8", "u8")
 _NUMPY = {word: name for name, word in WORDS.items()}
 _TEXT = re.compile(r"(\w+|\?)(?:\[\s*(\?|[0-9x]*)\s*(?:,\s*([a-z]+)\s*)?\])?")
 
@@ -65,7 +65,16 @@ class Type:
     @property
     def is_spec(self) -> bool:
         """Whether `spec` gives a tensor of plans: rank 2 to 5, no extent 0, a dtype of plans."""
-        return self.is_float and self.rank in LAYOUTS and min(self.shape or (0,)) > 0
+        return self.is_float and self._is_plans
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether `spec` gives a tensor of quantized numbers."""
+        return self.dtype in QUANTIZED and self._is_plans
+
+    @property
+    def _is_plans(self) -> bool:
+        return self.rank in LAYOUTS and min(self.shape or (0,)) > 0
 
     def spec(self) -> TensorSpec:
         """The tensor that an operator of plans is given; a PlanError where a plan has no such tensor."""

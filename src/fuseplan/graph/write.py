@@ -13,6 +13,8 @@ import numpy as np
 from fuseplan.errors import PlanError
 from fuseplan.graph.formulas import Axes, spread
 from fuseplan.graph.graph import Graph
+from fuseplan.graph.layer import Layer
+from fuseplan.graph.node import Node
 from fuseplan.graph.op import Tensor
 from fuseplan.graph.region import OUTSIDE, Region, X
 from fuseplan.graph.rules import Holes, Rule
@@ -22,12 +24,9 @@ from fuseplan.language.tensor import TensorSpec
 from fuseplan.op import Elementwise, Op
 from fuseplan.ops.activation import ACTIVATIONS
 from fuseplan.ops.affine import Add, AddAlong, BatchNorm, Bias, Div, Maximum, Minimum, Mul, MulAlong, Scale
-from fuseplan.ops.conv import ConvTranspose
+from fuseplan.ops.conversion import AddDequantized, Dequantize
 from fuseplan.ops.expression import Expression
-from fuseplan.ops.matmul import Product
 from fuseplan.scalar import REBUILD, Scalar, const, fold, leaf, leaves_of, text
-
-LINEAR = (Bias, Scale, BatchNorm)  # operators that are linear in x, a factor and a summand a channel
 
 
 class Unwritten(Exception):  # noqa: N818 - an answer: the region ends earlier then
@@ -40,11 +39,15 @@ class Unwritten(Exception):  # noqa: N818 - an answer: the region ends earlier t
 
 @dataclass(frozen=True)
 class Stage:
-    """An operator of a plan, its operands by name: names of values, or arrays; and the rule that names it."""
+    """An operator of a plan, its operands by name: names of values, or arrays; and the rule that names it.
+
+    `nodes` are what it computes of its operands, which nothing else reads.
+    """
 
     op: Op
     operands: Mapping[str, Bound] = field(default_factory=dict)
     rule: str = ""
+    nodes: tuple[Node, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,18 +65,6 @@ class Late:
     def astype(self, dtype: Any) -> Tensor:
         """The array in another dtype."""
         return np.asarray(self, dtype)
-
-
-def _scaled(weight: Tensor, factor: Tensor, groups: int) -> Tensor:
-    """A weight times a number for each of its features.
-
-    These are its first axis; with `groups`, its second, of one group.
-    """
-    grouped = weight.reshape(groups, -1, *weight.shape[1:]) if groups else weight[None]
-    spread = factor.reshape(len(grouped), *(1,) * bool(groups), -1, *(1,) * (weight.ndim - 1 - bool(groups)))
-    made = np.empty(grouped.shape, weight.dtype)
-    np.multiply(grouped, spread, out=made, casting="same_kind")  # in float64, rounded once
-    return made.reshape(weight.shape)
 
 
 def _concatenated(arrays: tuple[Any, ...], axis: int) -> Tensor:
@@ -262,7 +253,14 @@ class _Writer:
         return Stage(AddAlong(along, **signs), {"other": value})
 
     def _elements(self, fn: str, name: str, is_left: bool) -> Stage:
-        """x with a value of its shape."""
+        """x with a value of its shape; a sum reads the integers of a dequantized one."""
+        node = dequantized(self.graph, name) if fn == "add" else None
+        numbers = [self.graph.constants.get(each) for each in node.inputs[1:]] if node else []
+        is_own = not self.graph.leaves(name, self.region.nodes)
+        if node and is_own and all(each is not None for each in numbers):
+            told = (float(str(each.reshape(()))) for each in numbers if each is not None)
+            dtype = self.graph.types[node.inputs[0]].dtype
+            return Stage(AddDequantized(dtype, *told), {"other": node.inputs[0]}, nodes=(node,))
         ops: dict[str, Elementwise] = {
             **{"add": Add(), "mul": Mul(), "maximum": Maximum(), "minimum": Minimum()},
             "sub": Add(alpha2=-1.0) if is_left else Add(alpha1=-1.0),
@@ -282,6 +280,13 @@ class _Writer:
             return _linear(np.full_like(values, -1.0), values, np.zeros_like(values))
         with np.errstate(divide="ignore"):
             return Stage(Scale(), {"scale": values if fn == "mul" else 1 / values})
+
+
+def dequantized(graph: Graph, name: str) -> Node | None:
+    """The node that makes a value of integers, by one scale for all of them; None where none does."""
+    node = graph.made_by.get(name)
+    op = node.op.op if node is not None and isinstance(node.op, Layer) else None
+    return node if isinstance(op, Dequantize) and op.per == "tensor" else None
 
 
 def _linear(factor: Tensor, summand: Tensor, mean: Bound) -> Stage:
@@ -344,46 +349,3 @@ _KNOWN = dict(_known())
 def _short(root: Scalar) -> str:
     told = text(root)
     return told if len(told) <= 80 else f"{told[:77]}..."
-
-
-def folded(
-    stages: list[Stage], weight: Tensor, features: int, groups: int = 0
-) -> tuple[Constant, Tensor | None, list[Stage]]:
-    """The weight and bias that take up the linear stages behind a contraction, and the other stages.
-
-    Args:
-        stages: the operators behind the contraction.
-        weight: the features along the first axis.
-        groups: of a transposed convolution, whose weight has the features of one along its second axis.
-    """
-    factor, summand = np.ones(features), np.zeros(features)
-    count = 0
-    for stage in stages:
-        if not isinstance(stage.op, LINEAR) or any(map(names_in, stage.operands.values())):
-            break
-        operands = {key: np.asarray(each, np.float64) for key, each in stage.operands.items()}
-        numbers = {each.name: each.value for each in stage.op.parameters()}
-        ends = [stage.op.reference(np.full((1, features), x), operands, numbers)[0] for x in (0.0, 1.0)]
-        slope = ends[1] - ends[0]
-        factor, summand, count = factor * slope, summand * slope + ends[0], count + 1
-    if not count:
-        return weight, None, stages
-    made: Constant = weight
-    if (factor != 1).any():
-        made = Late(weight.dtype, weight.shape, partial(_scaled, weight, factor, groups))
-    return made, summand, stages[count:]
-
-
-def taken_up(stages: list[Stage]) -> list[Stage]:
-    """A contraction whose constant weight, and a bias, have taken up the linear stages behind it."""
-    centre, *behind = stages
-    weight = centre.operands.get("weight")
-    is_shared = centre.op.kind == "contraction" and not (isinstance(centre.op, Product) and centre.op.batched)
-    if not isinstance(weight, np.ndarray) or not is_shared:
-        return stages
-    features, groups = weight.shape[0], 0
-    if isinstance(centre.op, ConvTranspose):
-        features, groups = centre.op.features, centre.op.groups
-    made, bias, rest = folded(behind, weight, features, groups)
-    front = [] if bias is None or not np.any(bias) else [Stage(Bias(), {"bias": bias})]
-    return [Stage(centre.op, {"weight": made}), *front, *rest]

@@ -19,7 +19,7 @@ from fuseplan.kernels.kernel import KernelOperand
 from fuseplan.language.declarations import Operand
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.ops import pool
-from fuseplan.ops.conv import Conv, ConvTranspose
+from fuseplan.ops.conv import Conv, ConvTranspose, factor
 from fuseplan.ops.matmul import Product
 from fuseplan.ops.windows import Window, reach
 from fuseplan.plans.step import Step
@@ -48,6 +48,8 @@ def contraction(step: Step) -> Contraction:
     if isinstance(op, pool.Pool):
         return replace(moved, pool=Pool(op.join, op.counted(src)))
     made = replace(moved, features=op.features, precision=op.precision)
+    if src.dtype in op.integers and src.dtype != factor(op, src):
+        made = replace(made, factor=src.dtype)
     if isinstance(op, Product):
         return replace(made, groups=1, weight_per_batch=op.batched)
     if isinstance(op, Conv):

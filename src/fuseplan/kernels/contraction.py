@@ -42,6 +42,7 @@ class Contraction:
         pool: no product and no weight: dst[n, c, o] is made of the elements under the window alone. Each
             channel is a group.
         written: the operator as the plan writes it, where it is no convolution: a gradient of a weight.
+        factor: the dtype of the elements that the weight multiplies, where it is another integer.
         is_transposed: the other way round: an element of src times each tap is added where the window has it.
     """
 
@@ -60,6 +61,7 @@ class Contraction:
     pool: Pool | None = None
     written: str = ""
     is_transposed: bool = False
+    factor: str = ""
 
     @property
     def fill(self) -> float:
@@ -138,5 +140,6 @@ class Contraction:
             (str(self.pool), self.pool is not None),
             (f"of {self.written}", bool(self.written)),
             ("transposed", self.is_transposed),
+            (f"multiplies {self.factor}", bool(self.factor)),
         )
         return " ".join([line, *(words for words, applies in unusual if applies)])

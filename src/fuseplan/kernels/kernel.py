@@ -17,8 +17,10 @@ from numpy.typing import NDArray
 from fuseplan.kernels.centre import Centre, Reduction, Summary, Unary, listed
 from fuseplan.kernels.contraction import Contraction
 from fuseplan.kernels.counted import Counted
+from fuseplan.kernels.integers import Integers
 from fuseplan.kernels.opened import Opened
 from fuseplan.language.attend import Attend, AttendGradient
+from fuseplan.language.bounds import is_long
 from fuseplan.language.dtypes import dtype_of
 from fuseplan.language.extents import OPEN
 from fuseplan.language.indices import EXACT_IN_F32
@@ -172,7 +174,7 @@ class Output:
 
 
 @dataclass(frozen=True)
-class Kernel(Opened):
+class Kernel(Opened, Integers):
     """Everything a template may know of a plan.
 
     With `parts`, a stage reads an axis in parts: the first of the epilogue, of src or of what `between`
@@ -243,9 +245,9 @@ class Kernel(Opened):
 
     @cached_property
     def compute_dtype(self) -> str:
-        """The dtype of sums, expressions and parameters: f64 for f64, exact sums of i8 and large indices."""
+        """The dtype of expressions and parameters: f64 for f64, long sums of integers and large indices."""
         casts = (CASTS.get(fn) for each in (*self.prologue, *self.epilogue) for fn in calls(each.expression))
-        is_exact = any(op.role == "weight" and not dtype_of(op.dtype).is_float for op in self.operands)
+        is_exact = is_long(self.largest_sum, self.dst.dtype)
         made = self.reductions
         has_index = made is not None and made.index
         is_exact |= bool(has_index) and self.reduced_count > EXACT_IN_F32

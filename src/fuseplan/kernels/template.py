@@ -14,6 +14,7 @@ from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel, KernelOperand, Stage
 from fuseplan.kernels.target import Target
 from fuseplan.language.dtypes import dtype_of
+from fuseplan.language.indices import EXACT_IN_F32
 from fuseplan.messages.reasons import Claim, Reason, claim
 from fuseplan.ops.scan import UnaryOp
 from fuseplan.scalar import leaves_of
@@ -68,6 +69,13 @@ def summation_bound(kernel: Kernel) -> float:
     conv = kernel.contraction
     roundings = conv.depth if conv.pool is None else (conv.depth + 2) * bool(conv.pool.counted)
     return roundings * unit_roundoff(kernel)
+
+
+def sum_claim(kernel: Kernel) -> Claim:
+    """Sums of integers are exact in the compute dtype."""
+    is_exact = kernel.compute_dtype == "f64" or kernel.largest_sum <= EXACT_IN_F32
+    got = f"sums of integers up to {kernel.largest_sum:.1e}"
+    return claim(is_exact, Reason.ACCURACY, got=got, want="up to 2^24", operator=kernel.centre_step)
 
 
 def pointwise_claims(kernel: Kernel) -> Iterator[Claim]:

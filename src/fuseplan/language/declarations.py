@@ -141,7 +141,7 @@ class OperandField:
 
     per: Per
     when: Callable[[Any], bool]
-    dtype: Callable[[Any], str] | None = None
+    dtype: Callable[[Any, TensorSpec], str] | None = None
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ def operand(
     per: Per,
     *,
     when: When = _always,
-    dtype: Callable[[Any], str] | None = None,
+    dtype: Callable[[Any, TensorSpec], str] | None = None,
     default: None = None,
     kw_only: bool = False,
 ) -> Any:
@@ -179,7 +179,7 @@ def operand(
             field of the operator), or a function of (op, src) that gives one of these words, extents `Along`
             some axes, a tensor `Beside` src, or a shape.
         when: whether the operator has it: a function, or the name of a field.
-        dtype: the dtype, from the operator, where that is neither src's nor the compute dtype.
+        dtype: the dtype, from the operator and src, where that is neither src's nor the compute dtype.
         default: of the field; type checkers read it.
         kw_only: likewise.
     """

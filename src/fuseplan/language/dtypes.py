@@ -19,7 +19,7 @@ from fuseplan.errors import PlanError, near_miss
 from fuseplan.messages.elsewhere import answers
 from fuseplan.messages.excerpt import shown
 
-_FLOAT, _BFLOAT, _INT, _BOOL, _E4M3FN, _E5M2 = 2, 4, 0, 6, 10, 12  # DLPack's DLDataTypeCode
+_FLOAT, _BFLOAT, _INT, _UINT, _BOOL, _E4M3FN, _E5M2 = 2, 4, 0, 1, 6, 10, 12  # DLPack's DLDataTypeCode
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,12 @@ class DType:
     @property
     def is_float(self) -> bool:
         """Operators compute with its elements; integers and bool are only stored and converted."""
-        return self.dlpack not in (_INT, _BOOL)
+        return self.dlpack not in (_INT, _UINT, _BOOL)
+
+    @property
+    def least(self) -> float:
+        """The least finite number."""
+        return 0.0 if self.dlpack in (_UINT, _BOOL) else -self.largest - (self.dlpack == _INT)
 
     @property
     def is_narrow(self) -> bool:
@@ -87,6 +92,8 @@ _ROWS = (
     DType("f8e5m2", 1, 2.0**-2, 57344.0,
           "float8_e5m2", "uint8", 19, _E5M2, "uint8_t", "i8", "u8"),
     DType("i8", 1, 1.0, 2.0**7 - 1, "int8", "int8", 3, _INT, "int8_t", "i8", "i8"),
+    DType("u8", 1, 1.0, 2.0**8 - 1, "uint8", "uint8", 2, _UINT, "uint8_t", "i8", "u8"),
+    DType("i16", 2, 1.0, 2.0**15 - 1, "int16", "int16", 5, _INT, "int16_t", "i16", "i16"),
     DType("i32", 4, 1.0, 2.0**31 - 1, "int32", "int32", 6, _INT, "int32_t", "i32", "i32"),
     DType("i64", 8, 1.0, 2**63 - 1, "int64", "int64", 7, _INT, "int64_t", "i64", "i64"),
     DType("bool", 1, 1.0, 1.0, "bool", "bool", 9, _BOOL, "uint8_t", "i8", "i8"),
@@ -145,7 +152,7 @@ def dtype_name(dtype: object, *, stored: bool = False) -> str:
 
     Args:
         dtype: such as `np.float32`, `np.dtype("float32")`, `torch.float32`, `jnp.float32`.
-        stored: it is an array's: uint16 holds the bit patterns of bf16 there, uint8 those of f8e4m3.
+        stored: it is an array's: uint16 holds the bit patterns of bf16 there.
 
     Raises:
         PlanError: it is a dtype that no plan has, or none at all.
@@ -201,7 +208,7 @@ def narrow(array: NDArray[np.float64], dtype: str) -> NDArray[Any]:
         return np.not_equal(array, 0)
     with np.errstate(over="ignore", invalid="ignore"):
         if not row.is_float:
-            return np.clip(np.nan_to_num(array), -row.largest - 1, row.largest).astype(row.array)
+            return np.clip(np.nan_to_num(array), row.least, row.largest).astype(row.array)
         if row.array.kind == "f":
             return array.astype(row.array)
         if dtype == "bf16":

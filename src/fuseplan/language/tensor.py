@@ -253,7 +253,7 @@ class TensorSpec:
 
         Args:
             tensor: a NumPy array, a torch tensor on any device, or another array with `shape` and `dtype`.
-                An array that tells no strides is dense. As in a call, uint16 is bf16, and uint8 is f8e4m3.
+                An array that tells no strides is dense. As in a call, uint16 is bf16.
 
         Raises:
             PlanError: it is no tensor, or none that a plan takes.

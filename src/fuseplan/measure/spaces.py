@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fuseplan.language.arithmetic import ARRAYS, Arithmetic
-from fuseplan.language.dtypes import DTYPES, HELD, STORED, dtype_of, narrow, widen
+from fuseplan.language.dtypes import DTYPES, HELD, dtype_of, narrow, widen
 from fuseplan.language.tensor import Dense, TensorSpec
 from fuseplan.language.words import random, rows
 from fuseplan.scalar import CASTS
@@ -61,7 +61,7 @@ class Host:
         """The elements in float64; of bits that may be of several dtypes, `dtype` says of which."""
         array = np.asarray(tensor)
         name = HELD.get(array.dtype.name, "f64")
-        if dtype is not None and array.dtype.name not in STORED and DTYPES[dtype].array == array.dtype:
+        if dtype is not None and DTYPES[dtype].array == array.dtype:
             name = dtype
         bits = array.view(DTYPES[name].array) if name != "f64" else array
         return widen(bits, name).astype(np.float64)
@@ -113,7 +113,7 @@ class Device:
         if dtype == "f8e4m3":
             values = values.clamp(-row.largest, row.largest)
         elif not row.is_float and dtype != "bool":
-            values = values.nan_to_num(0.0).clamp(-row.largest - 1, row.largest)
+            values = values.nan_to_num(0.0).clamp(row.least, row.largest)
         return values.to(torch_dtype(dtype)).double()
 
     def _product(self, values: Tensor, axes: Shape, *, keepdims: bool) -> Tensor:
@@ -192,14 +192,14 @@ def empty(spec: TensorSpec | Dense, device: Any = None, fill: float | None = Non
 
 
 def unwritten(dtype: str) -> float:
-    """What an element holds before a kernel writes it: NaN, or the least integer where there is none."""
+    """What an element holds before a kernel writes it: NaN, or an integer at an end of the range."""
     row = dtype_of(dtype)
-    return math.nan if row.is_float else -row.largest - 1
+    return math.nan if row.is_float else row.least or row.largest
 
 
 def exact(tensor: Tensor, dtype: str | None = None) -> Tensor:
     """A tensor's elements in float64, of the kind that it is.
 
-    In NumPy bf16 and fp8 are of ml_dtypes or bits: uint16, and uint8 of the `dtype`, f8e4m3 unless told.
+    In NumPy bf16 and fp8 are of ml_dtypes or bits: uint16, and uint8 where the `dtype` is told.
     """
     return space_of(tensor).exact(tensor, dtype)

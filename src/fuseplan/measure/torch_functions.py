@@ -317,7 +317,7 @@ def _rounding(name: str) -> Call:
     row, dtype = dtype_of(name), torch_dtype(name)
     if row.is_float:
         return lambda x: x.clamp(-row.largest, row.largest).to(dtype)
-    return lambda x: x.round().clamp(-row.largest - 1, row.largest).to(dtype)
+    return lambda x: x.round().clamp(row.least, row.largest).to(dtype)
 
 
 def _quantize(layer: Layer) -> Call:

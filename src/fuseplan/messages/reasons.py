@@ -210,7 +210,7 @@ class Reason(Catalogue):
         "the transforms are for 2-D convolutions with kernel 3 or 5, stride 1, dilation 1 and one group",
         "`direct` takes any convolution",
     )
-    FLOAT64 = ("the template computes in float32", "`direct` computes f64 plans")
+    FLOAT64 = ("the template computes with numbers of f32", "`direct` computes f64 plans, and integers")
     CHANNELS_FIRST = (
         "the template writes channels last",
         "Give src a layout with its channels innermost, such as nhwc",

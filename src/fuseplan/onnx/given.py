@@ -9,10 +9,10 @@ from onnx import helper
 
 from fuseplan.graph.formulas import unchanged
 from fuseplan.graph.layer import Layer
-from fuseplan.graph.node import Node, Origin, Parts
+from fuseplan.graph.node import Node, Origin, Parts, Stored
 from fuseplan.graph.op import GraphOp, Tensor
 from fuseplan.graph.ops import Map
-from fuseplan.graph.type import Type, numpy_dtype
+from fuseplan.graph.type import Type, numpy_dtype, type_of
 from fuseplan.graph.why import LeftError, Why
 from fuseplan.op import Op
 from fuseplan.scalar import REBUILD, const, fold, leaf
@@ -25,11 +25,16 @@ class Given:
 
     Attributes:
         inputs: names of values; empty where an optional one is left out.
+        is_cast: whether nothing but casts to f32 reads its result.
+        stored: of constants that are added, the integers that they were dequantized from.
         added: the nodes so far.
     """
 
-    def __init__(self, node: Any, parts: Parts, types: dict[str, Type], inputs: list[str]) -> None:
-        self.node, self.inputs, self._parts, self._types = node, inputs, parts, types
+    def __init__(
+        self, node: Any, parts: Parts, types: dict[str, Type], inputs: list[str], *, is_cast: bool = False
+    ) -> None:
+        self.node, self.inputs, self._parts, self._types, self.is_cast = node, inputs, parts, types, is_cast
+        self.stored: dict[str, Stored] = {}
         self.added: list[Node] = []
         self.made: dict[str, Type] = {}
         self.constants: dict[str, Tensor] = {}
@@ -83,8 +88,11 @@ class Given:
 
     def maker(self, place: int = 0) -> Node | None:
         """The node that makes an input; None for inputs of the model and constants."""
-        made = (each for each in reversed(self._parts.nodes) if self.inputs[place] in each.outputs)
-        return next(made, None)
+        return self.maker_of(self.inputs[place])
+
+    def maker_of(self, name: str) -> Node | None:
+        """The node that makes a value of the graph so far."""
+        return next((each for each in reversed(self._parts.nodes) if name in each.outputs), None)
 
     def number(self, name: str) -> float:
         """A constant of one element; a LeftError where the value is none."""
@@ -119,7 +127,7 @@ class Given:
         """A constant of the graph."""
         name = f"{self.node.output[0]}.constant{len(self.constants)}"
         self.constants[name] = array
-        self.made[name] = Type(tuple(array.shape), self.type().dtype)
+        self.made[name] = type_of(array)
         return name
 
     def add(self, op: GraphOp, *inputs: str, origin: Origin = NODE) -> str:

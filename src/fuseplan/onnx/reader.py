@@ -9,12 +9,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from onnx import checker, defs, helper, numpy_helper, shape_inference
+from onnx import TensorProto, checker, defs, helper, numpy_helper, shape_inference
 
 from fuseplan.errors import PlanError
 from fuseplan.graph.attended import heads_apart
 from fuseplan.graph.flattened import with_axes
 from fuseplan.graph.graph import Graph
+from fuseplan.graph.integers import each_apart
 from fuseplan.graph.node import Node, Origin, Parts, line_of
 from fuseplan.graph.op import Tensor
 from fuseplan.graph.opened import OpenKernels
@@ -22,6 +23,7 @@ from fuseplan.graph.type import Type, type_of
 from fuseplan.graph.why import LeftError, Reason, Why
 from fuseplan.onnx.given import NODE, Given
 from fuseplan.onnx.protos import foreign, proto_of_type, read_inside, type_of_proto
+from fuseplan.onnx.quantized import stored_of
 from fuseplan.onnx.rows import rounded_up
 from fuseplan.onnx.runtime import computed, types_told
 from fuseplan.onnx.stored import array_of
@@ -152,7 +154,8 @@ class _Reader:
                 needed.update(node.inputs)
         for name in self.parts.constants.keys() - needed:
             del self.parts.constants[name]
-        self.parts.nodes = [*heads_apart(kept[::-1])]
+        self.parts.nodes = [*each_apart([*heads_apart(kept[::-1])], self.parts.outputs)]
+        self.parts.stored = {name: each for name, each in self.parts.stored.items() if name in needed}
         return ReadModel(with_axes(Graph(**vars(self.parts))), found, self.protos)
 
     def take(self, node: Any) -> None:
@@ -205,7 +208,7 @@ class _Reader:
 
     def _by_table(self, node: Any, origin: Origin, inputs: list[str]) -> Reason | None:
         """Adds the operators of the table's row, or says why the row does not hold."""
-        given = Given(node, self.parts, self.types, inputs)
+        given = Given(node, self.parts, self.types, inputs, is_cast=self._is_cast(node))
         try:
             result = TABLE[node.op_type](given)
         except (LeftError, PlanError) as error:
@@ -226,6 +229,7 @@ class _Reader:
             return _DONE
         for name, array in given.constants.items():
             self.keep(name, array)
+        self.parts.stored |= given.stored
         names = dict(zip(results, node.output, strict=False))
         for each in given.added:
             name = names.get(each.outputs[0], each.outputs[0])
@@ -235,6 +239,14 @@ class _Reader:
         self.types |= {names.get(name, name): made for name, made in given.made.items()}
         return _DONE
 
+    def _is_cast(self, node: Any) -> bool:
+        """Whether nothing but casts to f32 reads a node's result."""
+        (name, *_), graph = node.output, self.model.graph
+        readers = [each for each in graph.node if name in each.input]
+        is_inside = name in self.inside or any(each.name == name for each in graph.output)
+        to = [each.i for reader in readers if reader.op_type == "Cast" for each in reader.attribute]
+        return not is_inside and to == [TensorProto.FLOAT] * len(readers)
+
     def _folded(self, node: Any, origin: Origin, inputs: list[str]) -> bool:
         """Computes a node that depends on constants alone, or on a shape."""
         made = self._shape(node, inputs) if node.op_type in SHAPES else self._computed(node, inputs)
@@ -243,6 +255,8 @@ class _Reader:
         for name, array in zip(node.output, made, strict=False):
             if name:
                 self.keep(name, array)
+        stored = stored_of(node, [self.parts.constants.get(name) for name in inputs])
+        self.parts.stored |= {node.output[0]: stored} if stored else {}
         self.parts.folded.append(origin)
         return True
 

@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 
 from fuseplan.graph.attention import attention as joined
-from fuseplan.graph.ops import Expand, Foreign, Map, Pad, Permute, Reshape, Slice
-from fuseplan.graph.type import Type, numpy_dtype
+from fuseplan.graph.ops import Expand, Pad, Permute, Reshape, Slice
+from fuseplan.graph.type import Type
 from fuseplan.graph.why import LeftError, Why
 from fuseplan.onnx.given import Given
-from fuseplan.onnx.protos import LIBRARY
 from fuseplan.ops.affine import BatchNorm, Bias
 from fuseplan.ops.attention import Attention
 from fuseplan.ops.conv import CONVOLUTIONS, TRANSPOSED
@@ -24,8 +23,6 @@ from fuseplan.ops.normalization import GroupNorm, InstanceNorm
 from fuseplan.ops.pool import AVG_POOLS, MAX_POOLS, Pool
 from fuseplan.ops.reductions import Mean
 from fuseplan.ops.windows import Pair, Window
-
-QUANTIZE = f"{LIBRARY}.QuantizeLinear"
 
 
 def window_of(given: Given, kernel: tuple[int, ...]) -> Window:
@@ -83,22 +80,28 @@ def _along(given: Given, axis: int, extent: int, reach: int, stride: int) -> tup
 def convolution(given: Given) -> str:
     """Conv: a convolution, and a bias."""
     given.floats()
-    weight = given.known(1, Why.WEIGHT_NOT_CONSTANT)
-    window = window_of(given, tuple(weight.shape[2:]))
+    given.known(1, Why.WEIGHT_NOT_CONSTANT)
+    made = convolved(given, *given.inputs[:2])
+    return given.layer(Bias(), made, given.inputs[2]) if given.has(2) else made
+
+
+def convolved(given: Given, src: str, weight: str) -> str:
+    """The convolution of a node's attributes, of a value in the shape of its first input."""
+    shape = given.type_of(weight).shape or ()
+    window = window_of(given, shape[2:])
     if tuple(given.attribute("kernel_shape", window.kernel)) != window.kernel:
-        raise LeftError(Why.UNREADABLE, f"kernel_shape beside a weight of {'x'.join(map(str, weight.shape))}")
-    if not given.type().is_spec or len(window.kernel) > len(CONVOLUTIONS):
-        raise LeftError(Why.SHAPE, given.type())
+        raise LeftError(Why.UNREADABLE, f"kernel_shape beside a weight of {'x'.join(map(str, shape))}")
+    if not given.type_of(src).is_spec or len(window.kernel) > len(CONVOLUTIONS):
+        raise LeftError(Why.SHAPE, given.type_of(src))
     op = CONVOLUTIONS[len(window.kernel) - 1](
-        weight.shape[0],
+        shape[0],
         window.kernel,
         stride=window.stride,
         padding=window.padding,
         dilation=window.dilation,
         groups=given.attribute("group", 1),
     )
-    made = given.layer(op, *given.inputs[:2])
-    return given.layer(Bias(), made, given.inputs[2]) if given.has(2) else made
+    return given.layer(op, src, weight)
 
 
 def transposed(given: Given) -> str:
@@ -311,34 +314,6 @@ def split(given: Given) -> tuple[str, ...]:
         given.add(Slice(axis, end - size, end), given.inputs[0])
         for size, end in zip(sizes, ends, strict=True)
     )
-
-
-def dequantized(given: Given) -> str:
-    """Numbers rounded to those that the integers of a QuantizeLinear stand for; none are stored as integers.
-
-    Of zero points z: clamp(round(x / scale) + z, low, high) - z = clamp(round(x / scale), low - z, high - z).
-    """
-    maker = given.maker()
-    if (
-        maker is None
-        or not isinstance(maker.op, Foreign)
-        or maker.op.word != QUANTIZE
-        or maker.why is not None
-    ):
-        raise LeftError(Why.NOT_IN_TABLE, f"{given.node.op_type} of a value that no QuantizeLinear makes")
-    if given.attribute("output_dtype", 0) or dict(maker.op.attributes).get("precision"):
-        raise LeftError(Why.NOT_IN_TABLE, "a quantization in another dtype than its input's")
-    (src, scale, *zero), (_, own_scale, *own_zero) = maker.inputs, given.inputs
-    begin, end = (int(given.number(names[0])) if any(names) else 0 for names in (zero, own_zero))
-    integer = numpy_dtype(given.type().dtype)
-    dtypes = {given.type_of(each).dtype for each in (src, own_scale)}
-    if integer.kind not in "iu" or len(dtypes) > 1 or not given.type_of(src).is_float:
-        raise LeftError(Why.DTYPE, f"{given.type()} of {given.type_of(src)}")
-    low, high = np.iinfo(integer).min - begin, np.iinfo(integer).max - begin
-    rounded = Map(f"minimum(maximum(round(a / {given.number(scale)!r}), {low}), {high})")
-    made = given.add(rounded, src, origin=maker.origin)
-    moved = f"(a + {begin - end})" if begin != end else "a"
-    return given.formula(f"{moved} * {given.number(own_scale)!r}", made)
 
 
 def expanded(given: Given) -> str:

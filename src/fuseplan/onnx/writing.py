@@ -92,9 +92,11 @@ class _Units:
         """The places of a site's nodes, and of folded ones between them; None where they are no unit."""
         own = {id(node) for node in site.nodes}
         names = dict.fromkeys(named(node).name for node in site.nodes)
-        if any(id(node) not in own for name in names for node in self._origins[name]):
-            return None
-        inside = {self._places[name] for name in names}
+        shared = [name for name in names if any(id(node) not in own for node in self._origins[name])]
+        for first, *others in (self._origins[name] for name in shared):
+            if any((each.op, each.inputs) != (first.op, first.inputs) for each in others):
+                return None
+        inside = {self._places[name] for name in names if name not in shared}  # others read its copies
         after = self._reached(inside, self._readers, lambda node: node.output)
         before = self._reached(inside, self._makers, _read)
         between = (after & before) - inside

@@ -19,6 +19,17 @@ from fuseplan.op import Given, Op, operator
 from fuseplan.ops.windows import Padding, Pair, PerAxis, Window, Windowed, columns_of, reach, shortest
 
 PRECISIONS = ("full", "tf32")
+INTEGERS = ("i8", "u8", "i16")  # that a weight of i8 multiplies, with exact sums in i32
+
+
+def factor(_: Op, src: TensorSpec) -> str:
+    """The dtype of the weight that src is multiplied by."""
+    return "i8" if src.dtype in INTEGERS else src.dtype
+
+
+def summed(dst: TensorSpec) -> TensorSpec:
+    """The tensor of the sums of products, told as one of the factors' dtype."""
+    return dst.with_dtype("i32") if dst.dtype in INTEGERS else dst
 
 
 def check_precision(operator: str, precision: str, src: TensorSpec) -> None:
@@ -97,8 +108,17 @@ class Conv(OfConvolution):
 
     onnx = "Conv"
     torch = "conv"
+    integers = INTEGERS
 
-    weight = operand(OfConvolution.weight_shape)
+    weight = operand(OfConvolution.weight_shape, dtype=factor)
+
+    def output(self, src: TensorSpec) -> TensorSpec:
+        """The shape that `convolved` tells; of integers the sums are i32."""
+        return summed(super().output(src))
+
+    def depth(self, src: TensorSpec) -> int:
+        """Products that are summed into one element."""
+        return prod(self.weight_shape(src)[1:])
 
     def meaning(self, given: Given) -> tuple[Array, dict[str, Array]]:
         weight = given.operands["weight"]
@@ -148,6 +168,9 @@ class Conv2d(Conv, axes=2):
     `kernel`, `stride` and `dilation` are a number for both axes, or one for each. `padding` is that too, or a
     pair (low, high) for each axis; `same`: ceil(extent/stride) elements, an odd one of padding at the high
     end; `valid`: 0. `precision` is `full`, or `tf32`: then the factors of f32 may be rounded to 10 bits.
+
+    Of integers of 8 and 16 bits, the weight is i8, and dst i32 and exact; where src has a zero point,
+    `dequantize(i16, zero_points=True)` in front takes it away, so that padding counts as 0.
     """
 
     @classmethod

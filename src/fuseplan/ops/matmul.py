@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from fuseplan.language.declarations import Array, Shape, count, operand, word
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.op import Given, Op, operator
-from fuseplan.ops.conv import PRECISIONS, check_precision
+from fuseplan.ops.conv import INTEGERS, PRECISIONS, check_precision, factor, summed
 
 
 class Product(Op):
@@ -20,18 +20,14 @@ class Product(Op):
 
     kind = "contraction"
     reads = "rows"
+    integers = INTEGERS
     features: int
     precision: str
     transposed: bool
     batched: bool
 
-    def check_dtype(self, src: TensorSpec) -> None:
-        """Floating-point numbers, and i8: its sums are exact; a PlanError where src has other elements."""
-        if src.dtype != "i8":
-            super().check_dtype(src)
-
     def output(self, src: TensorSpec) -> TensorSpec:
-        """The axes of src, the last one of `features` elements; of i8 the sums are i32.
+        """The axes of src, the last one of `features` elements; of integers the sums are i32.
 
         Raises:
             PlanError: the precision is not for src's dtype.
@@ -39,8 +35,11 @@ class Product(Op):
         check_precision(self.name, self.precision, src)
         shape = list(src.shape)
         shape[src.channel_axis] = self.features
-        made = src.with_shape(shape)
-        return made if src.dtype != "i8" else made.with_dtype("i32")
+        return summed(src.with_shape(shape))
+
+    def depth(self, src: TensorSpec) -> int:
+        """Products that are summed into one element."""
+        return src.channels
 
     def meaning(self, given: Given) -> tuple[Array, dict[str, Array]]:
         weight, axis = given.operands["weight"], given.spec.channel_axis
@@ -61,8 +60,8 @@ class Matmul(Product):
 
     src: (.., c), any rank; dst: (.., features). weight: (c, features); `transposed`: (features, c);
     `batched`: one for each element of the first axis, (n, c, features) or (n, features, c). The sum is over
-    the last axis, as in torch.matmul: PyTorch's batch of matrices [B, M, K] is f32[BxMxK]. Of i8 by i8, dst
-    is i32 and exact.
+    the last axis, as in torch.matmul: PyTorch's batch of matrices [B, M, K] is f32[BxMxK]. Of integers
+    of 8 and 16 bits, the weight is i8, and dst i32 and exact.
 
     `precision` is `full`, or `tf32`: then the factors of f32 may be rounded to 10 bits.
     """
@@ -70,7 +69,7 @@ class Matmul(Product):
     onnx = "MatMul"
     torch = "matmul"
 
-    weight = operand(_weight)
+    weight = operand(_weight, dtype=factor)
     features: int = count()
     transposed: bool = False
     batched: bool = False
@@ -91,7 +90,8 @@ class Linear(Product):
     """dst[.., f] = sum over c of src[.., c] * weight[f, c]
 
     src: (.., c), any rank; dst: (.., features). weight: (features, c), as torch.nn.Linear stores it; `bias`
-    after it adds that of torch.nn.Linear. Of i8 by i8, dst is i32 and exact.
+    after it adds that of torch.nn.Linear. Of integers of 8 and 16 bits, the weight is i8, and
+    dst i32 and exact.
 
     `precision` is `full`, or `tf32`: then the factors of f32 may be rounded to 10 bits.
     """
@@ -100,7 +100,7 @@ class Linear(Product):
     transposed = True
     batched = False
 
-    weight = operand(lambda op, src: (op.features, src.channels))
+    weight = operand(lambda op, src: (op.features, src.channels), dtype=factor)
     features: int = count()
     precision: str = word(PRECISIONS, default="full")
 

@@ -62,6 +62,8 @@ class Within(Elementwise):
     It is a plan's last operator. src lies in a named layout.
     """
 
+    integers = ("i8", "u8", "i16")
+
     features: int = count()
     layout: str | None = None
 

@@ -28,7 +28,7 @@ from fuseplan.ops.ranges import Save
 from fuseplan.plans import naming
 from fuseplan.plans.dot import PlanTable, dot_text
 from fuseplan.plans.given import given_by_key, wide
-from fuseplan.plans.step import Step
+from fuseplan.plans.step import Step, has_long_sums
 from fuseplan.plans.text import check_count, named_text, parse_json, parse_plan, plan_json, plan_text
 
 Placed = TypeVar("Placed", Operand, Parameter, Result)
@@ -190,10 +190,10 @@ class FusionPlan(PlanTable):
 
     @property
     def compute_dtype(self) -> str:
-        """The dtype of computation and parameters: f64 for f64 anywhere and exact sums of i8, else f32."""
-        is_exact = any(step.op.kind == "contraction" and step.src.dtype == "i8" for step in self._steps)
+        """The dtype of computation and parameters: f64 for f64 and long sums of integers, else f32."""
         dtypes = (self._src.dtype, *(step.dst.dtype for step in self._steps))
-        return "f64" if is_exact or "f64" in dtypes else "f32"
+        is_long = has_long_sums(self._src, self._steps)
+        return "f64" if is_long or "f64" in dtypes else "f32"
 
     @property
     def is_open(self) -> bool:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fuseplan.language.arithmetic import ARRAYS, Arithmetic
+from fuseplan.language.bounds import bounds_behind, is_long, largest_sum
 from fuseplan.language.declarations import Operand, Parameter, Result
 from fuseplan.language.indices import steps_of
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.op import Elementwise, Op
+from fuseplan.ops.conv import INTEGERS, Conv
+from fuseplan.ops.matmul import Product
 from fuseplan.ops.normalization import Normalization
 from fuseplan.scalar import Scalar, indices_of, leaf, replaced
 from fuseplan.system.locks import cached_property
@@ -97,3 +100,15 @@ class Step:
             return {}
         names = frozenset().union(*map(indices_of, self.formulas))
         return {name: steps_of(name.partition("@")[0], self.src) for name in sorted(names)}
+
+
+def has_long_sums(src: TensorSpec, steps: Sequence[Step]) -> bool:
+    """Whether f32 does not do for a sum of products of integers, in a plan of these steps."""
+    for place, step in enumerate(steps):
+        if isinstance(step.op, Conv | Product) and step.src.dtype in INTEGERS:
+            before = steps[:place]
+            dtypes = {each.key: each.dtype for made in before for each in made.operands}
+            numbers = bounds_behind((made.formulas[0] for made in before), src.dtype, dtypes)
+            largest = largest_sum(numbers, step.operands[0].dtype, step.op.depth(step.src))
+            return is_long(largest, steps[-1].dst.dtype)
+    return False

@@ -2,7 +2,7 @@
 
 bf16 and fp8 have no NumPy dtypes of their own: an array of ml_dtypes' is taken where the caller has that
 package, and an array of uint16 is always taken as the bit patterns of bf16, one of uint8 as those of the fp8
-that the plan has. New NumPy outputs follow the same rule.
+where the plan has one. New NumPy outputs follow the same rule.
 """
 
 from __future__ import annotations
@@ -82,9 +82,9 @@ class Buffer:
 
     def read_as(self, dtype: str) -> Buffer:
         """The tensor as one of `dtype`, where its elements are bits that may be of several dtypes."""
-        bits = getattr(self.owner, "dtype", None)
-        is_open = self.dtype != dtype and isinstance(bits, np.dtype) and bits.name not in STORED
-        return replace(self, dtype=dtype) if is_open and dtype_of(dtype).array == bits else self
+        row, bits = dtype_of(dtype), getattr(self.owner, "dtype", None)
+        is_open = row.numpy != row.package and isinstance(bits, np.dtype) and bits == row.array
+        return replace(self, dtype=dtype) if is_open else self
 
     def numpy(self) -> Array:
         """The tensor as a NumPy array over the same memory; bf16 and fp8 as their bits."""

@@ -275,7 +275,10 @@ class Builder:
 
     def intrinsic(self, word: str, kind: str, *arguments: Value, flags: str = "") -> Value:
         """A call of one of LLVM's intrinsics; `word` carries no type suffix."""
-        name = f"{word}.{self._suffix(kind)}"
+        return self.call(f"{word}.{self._suffix(kind)}", kind, *arguments, flags=flags)
+
+    def call(self, name: str, kind: str, *arguments: Value, flags: str = "") -> Value:
+        """A call of a function by its whole name."""
         self.module.declarations.add(f"declare {kind} @{name}({', '.join(a.type for a in arguments)})")
         given = ", ".join(f"{a.type} {a.name}" for a in arguments)
         return self.op(kind, f"call {flags}{kind} @{name}({given})")

@@ -17,6 +17,7 @@ from fuseplan.kernels.template import (
     contraction_claims,
     dst_claim,
     layout_claims,
+    sum_claim,
     summation_bound,
 )
 from fuseplan.messages.reasons import Claim, Reason, claim
@@ -116,6 +117,7 @@ class SumOfProducts(CpuTemplate):
     efficiency: ClassVar[float]  # of the processor's multiply-adds in the longest loops
     gated: ClassVar[bool] = False  # whether it computes gated products behind the contraction
     pools: ClassVar[bool] = False  # whether it computes pools
+    sums_integers: ClassVar[bool] = False  # whether sums of integers have 32 bits
     transposes: ClassVar[bool] = False  # whether it computes transposed convolutions with a stride
 
     @classmethod
@@ -124,6 +126,8 @@ class SumOfProducts(CpuTemplate):
         yield from cls.takes(kernel, target)
         yield dst_claim(kernel)
         yield from layout_claims(kernel, gated=cls.gated)
+        if not cls.sums_integers:
+            yield sum_claim(kernel)
         yield accuracy_claim(summation_bound(kernel), accuracy)
 
     @classmethod

@@ -18,10 +18,12 @@ from fuseplan.backends.cpu.elementwise import Elementwise, Place
 from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.gather import transposed
 from fuseplan.backends.cpu.ir import Index, Value
-from fuseplan.backends.cpu.ir_text import BITS, I64
+from fuseplan.backends.cpu.ir_text import BITS, I64, vector
 from fuseplan.backends.cpu.loops import ceil_div, offset_of, pieces, places, within
 from fuseplan.kernels.contraction import Contraction
 from fuseplan.kernels.kernel import Kernel
+from fuseplan.language.bounds import bounds_of
+from fuseplan.language.dtypes import dtype_of
 from fuseplan.system.locks import cached_property
 
 LINE = 64  # positions whose copy is worth a task
@@ -29,10 +31,31 @@ _ALIGN = 16  # elements: 64 bytes of float
 
 
 @dataclass(frozen=True)
+class Held:
+    """What the loops read, where that is not the compute type.
+
+    Attributes:
+        dtype: as src may have it; unsigned bytes are `u8`.
+        element: LLVM's type.
+        shift: that is added to src's numbers.
+    """
+
+    dtype: str
+    element: str
+    shift: int = 0
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return BITS[self.element] // 8
+
+
+@dataclass(frozen=True)
 class Staged:
     """How the compute loops find src: a dense channels-last image with (padded) spatial extents.
 
     Attributes:
+        itemsize: bytes of an element that the loops read.
         copies: whether phase 0 makes a copy; otherwise the loops read src itself.
         low: padding before, per spatial axis.
         extents: spatial sizes with padding.
@@ -42,6 +65,8 @@ class Staged:
     copies: bool
     low: tuple[int, ...]
     extents: tuple[int, ...]
+    itemsize: int = 4
+    held: Held | None = None
 
     @property
     def strides(self) -> tuple[int, ...]:
@@ -75,33 +100,34 @@ class Staged:
         """Room in the workspace, in elements; the loops may read one vector past the end."""
         return -(-(self.convolution.batch * self.image) // _ALIGN) * _ALIGN + 2 * _ALIGN if self.copies else 0
 
-    def workspace(self, itemsize: int) -> dict[str, int]:
+    def workspace(self) -> dict[str, int]:
         """The workspace of a kernel that has nothing else there, for `Frame.source`."""
         if isinstance(self.convolution.batch, int):
-            return {"workspace": self.elements * itemsize}
-        images = {"workspace": 3 * _ALIGN * itemsize, "per_extent": self.image * itemsize}
+            return {"workspace": self.elements * self.itemsize}
+        images = {"workspace": 3 * _ALIGN * self.itemsize, "per_extent": self.image * self.itemsize}
         return images if self.copies else {}
 
 
 def staged(
-    kernel: Kernel, *, always: bool = False, extents: Sequence[int] | None = None, stored: bool = False
+    kernel: Kernel, *, always: bool = False, extents: Sequence[int] | None = None, held: Held | None = None
 ) -> Staged:
     """Decides whether src must be copied: padding, another layout or dtype, or a prologue.
 
     Args:
         always: copy in any case.
         extents: padded spatial sizes, where a template wants more than the taps reach.
-        stored: the loops read src's own dtype.
+        held: what the loops read; elements of the compute type unless told.
     """
     conv = kernel.contraction
     wanted = tuple(extents) if extents is not None else reach(conv)
     low = tuple(pair[0] for pair in conv.padding)
-    is_read = stored or kernel.src.dtype == kernel.compute_dtype
+    itemsize = held.itemsize if held else dtype_of(kernel.compute_dtype).itemsize
+    is_read = kernel.src.dtype == (held.dtype if held else kernel.compute_dtype) and not (held and held.shift)
     plain = channels_last(kernel) and is_read and not kernel.prologue
     padded = any(low) or any(want > have for want, have in zip(wanted, conv.src_spatial, strict=True))
     if plain and not padded and not always:
-        return Staged(conv, False, low, conv.src_spatial)
-    return Staged(conv, True, low, wanted)
+        return Staged(conv, False, low, conv.src_spatial, itemsize, held)
+    return Staged(conv, True, low, wanted, itemsize, held)
 
 
 def reach(conv: Contraction) -> tuple[int, ...]:
@@ -132,28 +158,40 @@ def emit(frame: Frame, plan: Staged, workspace: Value) -> Value:
     tasks = ceil_div(plan.rows, lines)
     with frame.tasks(tasks) as task:
         start, stop = within(b, task, lines, plan.rows)
-        stager.copy_lines(start, stop - start if lines > 1 else 1, b.at(workspace, start * plan.line))
+        stager.copy_lines(start, stop - start if lines > 1 else 1, stager.at(workspace, start * plan.line))
     frame.wait(tasks)
     return workspace
 
 
 class Stager:
-    """Copies lines of src (along the last spatial axis), padding written out, in the compute type."""
+    """Copies lines of src (along the last spatial axis), padding written out, as the loops read them."""
 
     def __init__(self, frame: Frame, plan: Staged) -> None:
         self.frame, self.b, self.plan = frame, frame.body, plan
         self.kernel, self.conv = frame.kernel, plan.convolution
-        self.dtype = self.kernel.src.dtype
+        self.dtype, self.held = self.kernel.src.dtype, plan.held
+        self.element = plan.held.element if plan.held else self.b.element
         self.channels = self.conv.channels
         self.src = frame.pointer("src")
         self.stages = Elementwise(frame, "prologue")
         # What of a line comes from src: the rest is padding.
         self.width = min(self.conv.src_spatial[-1], plan.extents[-1] - plan.low[-1])
 
+    def at(self, copy: Value, index: Index) -> Value:
+        """The address of an element of a copy."""
+        return self.b.at(copy, index, self.element)
+
+    def _put(self, x: Value, place: Value, count: int) -> None:
+        """Writes elements that were computed."""
+        if self.held:
+            whole = self.b.convert("fptosi", x + float(self.held.shift) if self.held.shift else x, "i32")
+            x = whole if self.element == "i32" else self.b.convert("trunc", whole, self.element)
+        self.b.store_first(x, place, count)
+
     def copy_lines(self, first: Index, count: Index, target: Value) -> None:
         """`count` lines from number `first` on, one behind the other."""
         with self.b.loop(0, count, name="line") as i:
-            self.copy_line(i + first, self.b.at(target, i * self.plan.line))
+            self.copy_line(i + first, self.at(target, i * self.plan.line))
 
     def copy_line(self, row: Value, target: Value) -> None:
         """Line `row` of all images' lines, to `target`."""
@@ -185,7 +223,7 @@ class Stager:
     def _copy_line(self, line: Value, source: Value) -> None:
         channels, low = self.channels, self.plan.low[-1]
         self._fill(line, 0, low * channels)
-        begin = self.b.at(line, low * channels)
+        begin = self.at(line, low * channels)
         strides = self.kernel.src.element_strides
         if strides[1] == 1 or channels == 1:
             self._copy_channels_last(begin, source)
@@ -204,14 +242,14 @@ class Stager:
         if self.conv.fill:
 
             def part(at: Index, size: int) -> None:
-                b.store_first(fill, b.at(line, at + start), size)
+                b.store_first(fill, self.at(line, at + start), size)
 
             pieces(b, count, self.frame.lanes, part, name="padding")
             return
         b.module.declarations.add("declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)")
-        size = count * BITS[b.element] // 8
-        where = b.at(line, start)
-        b.line(f"call void @llvm.memset.p0.i64(ptr align 4 {where.name}, i8 0, i64 {size}, i1 false)")
+        size, byte = count * self.plan.itemsize, self.held.shift & 255 if self.held else 0
+        where = self.at(line, start)
+        b.line(f"call void @llvm.memset.p0.i64(ptr {where.name}, i8 {byte}, i64 {size}, i1 false)")
 
     def _read(self, offset: Index, count: int) -> Value:
         return storage.read_at(self.b, self.dtype, self.src, offset, count)
@@ -222,10 +260,11 @@ class Stager:
         """Positions lie one stride apart; without a prologue a dense line is one run."""
         step = self.kernel.src.element_strides[-1]
         if not self.stages.stages and (step == self.channels or self.width == 1):
-            self._run(begin, source, self.width * self.channels, staged_channel=False)
+            run = self._widened if self.held else partial(self._run, staged_channel=False)
+            run(begin, source, self.width * self.channels)
             return
         with self.b.loop(0, self.width, name="position") as position:
-            target = self.b.at(begin, position * self.channels)
+            target = self.at(begin, position * self.channels)
             self._run(target, source + position * step, self.channels, staged_channel=True)
 
     def _run(self, begin: Value, source: Value, count: int, *, staged_channel: bool) -> None:
@@ -236,9 +275,25 @@ class Stager:
             x = self._read(source + start, size)
             if staged_channel:
                 x = self.stages.apply(x, Place(source + start, start, True, size), {})
-            b.store_first(x, b.at(begin, start), size)
+            self._put(x, self.at(begin, start), size)
 
         pieces(b, count, lanes, part, name="run")
+
+    def _widened(self, begin: Value, source: Value, count: int) -> None:
+        """`count` integers that follow one another, without a number of the compute type between."""
+        b, size = self.b, self.frame.target.vector_bytes // self.plan.itemsize
+        assert self.held
+        kind, shift = storage.element_type(self.dtype), self.held.shift
+        word = "sext" if bounds_of(self.dtype)[0] < 0 else "zext"
+
+        def part(start: Index, some: int) -> None:
+            x = b.load_first(b.at(self.src, source + start, kind), some, vector(size, kind))
+            x = b.convert(word, x, self.element) if kind != self.element else x
+            # A byte wraps around: 128 more is 128 less.
+            moved = x + (shift - 256 if shift > 127 else shift) if shift else x
+            b.store_first(moved, self.at(begin, start), some)
+
+        pieces(b, count, size, part, name="run")
 
     # ---- positions innermost
 
@@ -263,7 +318,7 @@ class Stager:
             rows.append(self.stages.apply(x, Place(offset, channel + i, False, positions), {}))
         rows += [Value(b, b.vector, "poison")] * (lanes - count)
         for i, column in enumerate(transposed(b, rows)[:positions]):
-            b.store_first(column, b.at(begin, (position + i) * self.channels + channel), count)
+            self._put(column, self.at(begin, (position + i) * self.channels + channel), count)
 
     # ---- any strides
 
@@ -277,4 +332,4 @@ class Stager:
             offset = source + position * strides[-1] + channel * strides[1]
             x = self._read(offset, 1)
             x = self.stages.apply(x, Place(offset, channel, True, 1), {})
-            b.store_first(x, b.at(begin, position * self.channels + channel), 1)
+            self._put(x, self.at(begin, position * self.channels + channel), 1)

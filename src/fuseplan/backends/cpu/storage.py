@@ -65,7 +65,7 @@ def widen(b: Builder, dtype: str, stored: Value) -> Value:
     """Stored elements in the function's compute type; exact, but for an i32 beyond 2^24 in float."""
     row = dtype_of(dtype)
     if not row.is_float:
-        return b.convert("uitofp" if dtype == "bool" else "sitofp", stored, b.element)
+        return b.convert("sitofp" if row.least < 0 else "uitofp", stored, b.element)
     value = stored
     if dtype == "bf16":
         value = b.convert("bitcast", bitwise(b, "shl", b.convert("zext", stored, "i32"), 16), "float")
@@ -124,7 +124,8 @@ def _integer(b: Builder, row: DType, value: Value) -> Value:
     """Without the fraction, saturated; NaN becomes 0. A float has no 2^31 - 1."""
     wide = widened(b, value) if row.itemsize == 4 else value
     number = b.select(b.compare("uno", wide, wide), 0.0, wide)
-    return b.convert("fptosi", at_most(b, at_least(b, number, -row.largest - 1), row.largest), row.llvm)
+    word = "fptosi" if row.least < 0 else "fptoui"
+    return b.convert(word, at_most(b, at_least(b, number, row.least), row.largest), row.llvm)
 
 
 def _odd(b: Builder, value: Value) -> Value:

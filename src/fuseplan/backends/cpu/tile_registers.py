@@ -57,9 +57,9 @@ FEATURES = {"bf16": "+amx-bf16", "i8": "+amx-int8", "f32": "+amx-bf16"}  # LLVM'
 def factors_of(kernel: Kernel) -> Factors | None:
     """What the kernel multiplies by tiles; None where it is another dtype, or sums of i8 exceed 32 bits."""
     dtype = kernel.src.dtype
-    is_plain = kernel.weight.dtype == dtype and kernel.compute_dtype == ("f64" if dtype == "i8" else "f32")
-    fits = dtype != "i8" or kernel.contraction.depth < 2**17
-    return FACTORS.get(dtype) if is_plain and fits else None
+    is_plain = kernel.weight.dtype == dtype and not kernel.contraction.factor
+    is_plain &= dtype == "i8" or kernel.compute_dtype == "f32"
+    return FACTORS.get(dtype) if is_plain and kernel.largest_sum < 2**31 else None
 
 
 class Tiles:

@@ -16,9 +16,9 @@ and Improving the Accuracy of Winograd Convolution for Deep Neural Networks, ACM
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
-from math import prod, sqrt
+from math import lcm, prod, sqrt
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 # By n; one less than n, since infinity is a point too.
 POINTS = {4: (0.0, 1.0, -1.0), 6: (0.0, sqrt(1 / 2), -sqrt(1 / 2), sqrt(2), -sqrt(2))}
+_WHOLE_POINTS = {4: POINTS[4], 6: (0.0, 1.0, -1.0, 2.0, -2.0)}
 
 Matrix = NDArray[np.float64]
 
@@ -46,13 +47,17 @@ Fma = Callable[[T, float, T], T]  # fma(x, factor, y) = x * factor + y, rounded 
 
 @dataclass(frozen=True)
 class Transforms:
-    """B' (`src`, n x n), G (`weight`, n x r), A' (`dst`, m x n) of F(m, r): m is `tile`, r is `taps`."""
+    """B' (`src`, n x n), G (`weight`, n x r), A' (`dst`, m x n) of F(m, r): m is `tile`, r is `taps`.
+
+    Outputs are `divisor` times as large as they are.
+    """
 
     tile: int
     taps: int
     src: Matrix
     weight: Matrix
     dst: Matrix
+    divisor: int = 1
 
     @property
     def size(self) -> int:
@@ -71,12 +76,29 @@ class Transforms:
         rows: list[list[float]] = np.kron(self.weight, self.weight).tolist()
         return tuple(map(tuple, rows))
 
+    @property
+    def most(self) -> tuple[float, float]:
+        """How much larger than src's and the weight's numbers those are that are multiplied, at most."""
+        src, weight = (np.abs(matrix).sum(axis=1).max() ** 2 for matrix in (self.src, self.weight))
+        return float(src), float(weight)
+
 
 @cache
-def transforms(tile: int, taps: int = 3) -> Transforms:
+def whole(tile: int, taps: int = 3) -> Transforms:
+    """The transforms of integers, by whole numbers: rows of G are multiplied, and columns of A' make up."""
+    made = transforms(tile, taps, _WHOLE_POINTS[tile + taps - 1])
+    scales = [round(1 / min(abs(row[row != 0]))) for row in made.weight]
+    common = lcm(*scales)
+    weight = np.round(made.weight * np.array(scales)[:, None])
+    dst = np.round(made.dst * (common / np.array(scales)))
+    return replace(made, weight=weight, dst=dst, divisor=common**2)
+
+
+@cache
+def transforms(tile: int, taps: int = 3, points: tuple[float, ...] = ()) -> Transforms:
     """The transforms of F(tile, taps)."""
     n = tile + taps - 1
-    points = POINTS[n]
+    points = points or POINTS[n]
     src, weight, dst = np.zeros((n, n)), np.zeros((n, taps)), np.zeros((tile, n))
     for row, point in enumerate(points):
         others = [other for other in points if other != point]
@@ -86,6 +108,11 @@ def transforms(tile: int, taps: int = 3) -> Transforms:
     src[n - 1] = np.poly(points)[::-1]
     weight[n - 1, taps - 1] = dst[tile - 1, n - 1] = 1
     return Transforms(tile, taps, _tidied(src), weight, _tidied(dst))
+
+
+def power_of_two(number: int) -> int:
+    """How often 2 divides it."""
+    return (number & -number).bit_length() - 1
 
 
 def _tidied(matrix: Matrix) -> Matrix:
@@ -200,9 +227,9 @@ class Cost:
 
 
 @cache
-def cost(tile: int, taps: int = 3) -> Cost:
+def cost(tile: int, taps: int = 3, is_whole: bool = False) -> Cost:
     """What the transforms of F(tile, taps) cost as they are evaluated here."""
-    made = transforms(tile, taps)
+    made = whole(tile, taps) if is_whole else transforms(tile, taps)
     xs = [_Count() for _ in range(made.size)]
     before = _Count.operations
     src = rows_of(made.src, xs, range(made.size), _Count.fma)

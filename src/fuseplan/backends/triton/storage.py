@@ -14,7 +14,7 @@ from fuseplan.kernels.target import Target
 from fuseplan.language.dtypes import FP8, dtype_of
 
 _NAMES = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-_NAMES |= {"u8": "uint8", "i8": "int8", "i32": "int32", "i64": "int64"}
+_NAMES |= {"u8": "uint8", "i8": "int8", "i16": "int16", "i32": "int32", "i64": "int64"}
 
 # What NVIDIA's instructions convert, by Triton's names, and the first GPUs that have them. A number takes
 # some fourteen instructions by its bits, half of one by these.
@@ -90,7 +90,7 @@ class Storage:
         """Without the fraction, saturated; NaN becomes 0. Triton's numbers are float32: 2^31 - 1 is none."""
         row, ns, let = dtype_of(dtype), self.ns, self.text.let
         number = let("number", f"{ns}.where(x == x, x, 0.0)")
-        least, above = -row.largest - 1, row.largest + (dtype == "i32")
+        least, above = row.least, row.largest + (dtype == "i32")
         inside = let("inside", f"{ns}.minimum({ns}.maximum({number}, {least}), {above})")
         if dtype == "i32":
             inside = let("inside", f"{ns}.minimum({inside}.to({ns}.int64), {int(row.largest)})")

@@ -50,6 +50,7 @@ class Amx(AmxKnobs):
     efficiency: ClassVar[float] = 0.95
     gated: ClassVar[bool] = True
     ranges: ClassVar[bool] = True
+    sums_integers: ClassVar[bool] = True
 
     @classmethod
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
@@ -113,7 +114,9 @@ class Amx(AmxKnobs):
             return rows * features * channels / 1.92 + self._moved(kernel, target) / 2
         copies, count = -(-panels_of(conv) // self.panels), sheet(kernel)
         moved = 15 * copies / conv.features_per_group + 8 * (-(-count // self.rows) - 1) / count
-        return rows * features * channels / 6 + moved / 2
+        # A tile of i8 has twice as many channels; vectors of f64 have half as many elements.
+        faster = 6 * factors.channels / 32 * model.itemsize(kernel) / 4
+        return rows * features * channels / faster + moved / 2
 
     def _uneven(self, kernel: Kernel, target: Target) -> float:
         """Time of the thread with the most rows, and of whole tasks, over the time of equal shares."""

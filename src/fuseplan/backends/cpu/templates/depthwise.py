@@ -179,7 +179,7 @@ class Writer:
             with b.loop(first, last, knobs.rows, name="row") as start:
                 row = b.smaller(start, plan.row.out - knobs.rows)
                 self._line(sheet, row, begin, end)
-        return self.frame.source(**plan.staged.workspace(model.itemsize(self.kernel)))
+        return self.frame.source(**plan.staged.workspace())
 
     def _line(self, sheet: Value, row: Index, begin: Index, end: Index) -> None:
         """All tiles of `knobs.rows` output rows, over a block of channels."""

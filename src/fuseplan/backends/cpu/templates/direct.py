@@ -10,8 +10,9 @@ from functools import partial
 from math import gcd, prod
 from typing import ClassVar
 
-from fuseplan.backends.cpu import model, pairs, staging
+from fuseplan.backends.cpu import dots, model, staging
 from fuseplan.backends.cpu.rows import as_rows
+from fuseplan.backends.cpu.staging import Staged
 from fuseplan.backends.cpu.templates import direct_residues
 from fuseplan.backends.cpu.templates.direct_residues import by_residues, largest, rows_fit
 from fuseplan.backends.cpu.templates.direct_writer import DirectKnobs, DirectWriter
@@ -48,7 +49,7 @@ class Direct(DirectKnobs):
         block_panels: tile widths of features in a task.
         lines: output lines (of the first spatial axis) for which a task copies src into its thread's own part
             of the workspace; 0 where src is copied whole, or not copied.
-        pairs: two products of bf16 are one instruction, which takes denormal numbers for 0.
+        dots: several products of integers, or of bf16, are one instruction, as `dots` says.
     """
 
     name: ClassVar[str] = "direct"
@@ -56,6 +57,7 @@ class Direct(DirectKnobs):
     efficiency: ClassVar[float] = 0.95
     gated: ClassVar[bool] = True
     ranges: ClassVar[bool] = True
+    sums_integers: ClassVar[bool] = True
     transposes: ClassVar[bool] = True
 
     @classmethod
@@ -68,7 +70,8 @@ class Direct(DirectKnobs):
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
         target, whole = _narrowed(kernel, target), as_rows(kernel)
         kernel = largest(whole)
-        conv, width = kernel.contraction, lanes(kernel, target)
+        conv, width, dot = kernel.contraction, _width(kernel, target), dots.of(kernel, target)
+        whole_numbers = dot is not None and dot.sums == "i32"
         is_spread = whole.contraction.is_transposed
         tiles = sorted(_tiles(kernel, target, whole), key=lambda tile: _waste(kernel, target, *tile))
         tiles = [tile for tile in tiles if not is_spread or rows_fit(whole, tile[0])]
@@ -76,22 +79,26 @@ class Direct(DirectKnobs):
             panels = -(-conv.features_per_group // (vectors * width))
             lines = 0 if is_spread else _lines(kernel, target, rows)
             if lines:
-                covering = tiling(staging.staged(kernel), rows, lines * prod(conv.dst_spatial[1:]))
-                yield cls(rows, vectors, covering.count, panels, lines)
-            blocked = cls(rows, vectors, *_blocks(kernel, target, rows, panels))
-            if accuracy == "default" and pairs.fits(kernel, target) and not is_spread:
-                yield replace(blocked, pairs=True)
+                covering = tiling(_staged(kernel, target), rows, lines * prod(conv.dst_spatial[1:]))
+                yield cls(rows, vectors, covering.count, panels, lines, whole_numbers)
+            blocked = cls(rows, vectors, *_blocks(kernel, target, rows, panels), dots=whole_numbers)
+            if accuracy == "default" and dot and not whole_numbers:
+                yield replace(blocked, dots=True)
             yield blocked
 
     def traffic(self, kernel: Kernel, target: Target) -> Traffic:
         kernel = as_rows(kernel)
+        dot = dots.of(kernel, target) if self.dots else None
+        plan = staging.staged(largest(kernel), held=dots.held(dot, kernel) if dot else None)
         # A thread's own part stays in its caches.
-        copied = 0 if self.lines else staging.staged(largest(kernel), stored=self.pairs).elements
-        return moved_once(kernel, copied * model.itemsize(kernel))
+        return moved_once(kernel, 0 if self.lines else plan.elements * plan.itemsize)
 
     def waste(self, kernel: Kernel, target: Target) -> float:
         taken, kernel = _narrowed(kernel, target), largest(as_rows(kernel))
-        speed = pairs.speed(target) if self.pairs else 1 if taken == target else _OF_HALVES
+        dot = dots.of(kernel, target) if self.dots else None
+        speed = 1 if taken == target else _OF_HALVES
+        if dot:
+            speed = dots.speed(dot, target) * dot.lanes / lanes(kernel, target)
         return _waste(kernel, taken, self.rows, self.vectors) * _transposing(kernel, target) / speed
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
@@ -103,13 +110,13 @@ class Direct(DirectKnobs):
 
     def packing(self, kernel: Kernel, target: Target, operand: KernelOperand) -> Packing:
         packed = super().packing(kernel, _narrowed(kernel, target), operand)
-        return replace(packed, dtype=operand.dtype) if self.pairs and operand.role == "weight" else packed
+        return replace(packed, dtype=operand.dtype) if self.dots and operand.role == "weight" else packed
 
     def weight_steps(self, kernel: Kernel, target: Target) -> tuple[Step, ...]:
         """The weight as [image][group][panel][tap, channel][feature of the panel].
 
         Zeros follow the last feature. There is one image unless each has a weight of its own. Vectors of
-        gates and of values take turns. In pairs, two channels of a feature follow one another.
+        gates and of values take turns. With `dots`, some channels of a feature follow one another.
         """
         conv = kernel.contraction
         if conv.is_transposed:
@@ -118,7 +125,8 @@ class Direct(DirectKnobs):
         return self._panels(conv, kernel, target)
 
     def _panels(self, conv: Contraction, kernel: Kernel, target: Target) -> tuple[Step, ...]:
-        panel = self.vectors * lanes(kernel, target)
+        dot = dots.of(kernel, target) if self.dots else None
+        panel = self.vectors * (dot.lanes if dot else lanes(kernel, target))
         panels = -(-conv.features_per_group // panel)
         groups = conv.groups * (conv.batch if conv.weight_per_batch else 1)
         inner = conv.channels_per_group, conv.taps
@@ -130,7 +138,7 @@ class Direct(DirectKnobs):
             Pad((groups, panels * panel, *inner)),
             Reshape((groups, panels, panel, *inner)),
             Transpose((0, 1, 4, 3, 2)),
-            *(pairs.steps((groups, panels, *inner[::-1], panel)) if self.pairs else ()),
+            *(dots.packed(dot, conv, (groups, panels), panel) if dot else ()),
         )
 
 
@@ -141,7 +149,7 @@ def _narrowed(kernel: Kernel, target: Target) -> Target:
     446 us in whole vectors, and take 241.
     """
     is_plain = isinstance(kernel.centre, Contraction) and kernel.parts is None
-    if not is_plain or not model.in_halves(target) or pairs.fits(kernel, target):
+    if not is_plain or not model.in_halves(target) or dots.of(kernel, target):
         return target
     fills = 2 * kernel.contraction.features_per_group > lanes(kernel, target)
     return target if fills else replace(target, vector_bytes=target.vector_bytes // 2)
@@ -163,8 +171,21 @@ def _transposing(kernel: Kernel, target: Target) -> float:
     return 1 + (results + copied) / kernel.contraction.flops
 
 
-def _covering(kernel: Kernel, rows: int) -> Tiling:
-    return tiling(staging.staged(kernel), rows, sheet(kernel))
+def _width(kernel: Kernel, target: Target) -> int:
+    """Features of a vector."""
+    dot = dots.of(kernel, target)
+    return dot.lanes if dot else lanes(kernel, target)
+
+
+def _staged(kernel: Kernel, target: Target) -> Staged:
+    """What the loops read, but for bf16 of which several products are one instruction: that is not copied."""
+    dot = dots.of(kernel, target)
+    is_held = dot is not None and dot.sums == "i32"
+    return staging.staged(kernel, held=dots.held(dot, kernel) if dot and is_held else None)
+
+
+def _covering(kernel: Kernel, target: Target, rows: int) -> Tiling:
+    return tiling(_staged(kernel, target), rows, sheet(kernel))
 
 
 def _tiles(kernel: Kernel, target: Target, whole: Kernel) -> Iterator[tuple[int, int]]:
@@ -173,8 +194,8 @@ def _tiles(kernel: Kernel, target: Target, whole: Kernel) -> Iterator[tuple[int,
     Of each width the larger half, or any of a residue's. Features lie in dst as those of the whole kernel do.
     """
     conv = kernel.contraction
-    width, positions = lanes(kernel, target), sheet(kernel)
-    most = positions if model.features_innermost(whole) else min(positions, width)
+    width, positions = _width(kernel, target), sheet(kernel)
+    most = positions if model.features_innermost(whole) else min(positions, lanes(kernel, target))
     counts = range(1, min(4, -(-conv.features_per_group // width)) + 1)
     for vectors in (2, 4) if kernel.parts else counts:
         top = min(most, 16, (target.vector_registers * 7 // 8 - vectors) // vectors)
@@ -184,7 +205,7 @@ def _tiles(kernel: Kernel, target: Target, whole: Kernel) -> Iterator[tuple[int,
 
 def _waste(kernel: Kernel, target: Target, rows: int, vectors: int) -> float:
     """Time of the tiles over time of the same products without a loss."""
-    conv, width = kernel.contraction, lanes(kernel, target)
+    conv, width = kernel.contraction, _width(kernel, target)
     features = conv.features_per_group
     whole, left = divmod(features, vectors * width)
     edge_features = (whole * vectors + -(-left // width)) * width / features
@@ -194,12 +215,14 @@ def _waste(kernel: Kernel, target: Target, rows: int, vectors: int) -> float:
     # 0.92. On Zen 3, 480 rows of 100 channels take 1.01 times as long by 4x2 as by 5x2, 1.16 to 1.2 by 8x1 to
     # 13x1, 1.3 by 3x2.
     products = rows * vectors
-    loads, latency = 1.08 * (rows + vectors) / products, 8.5 / products
+    dot = dots.of(kernel, target)
+    waits = 2 if dot and dot.is_apart else 8.5
+    loads, latency = 1.08 * (rows + vectors) / products, waits / products
     streaming = 1 + 0.015 * max(0.0, 2 * target.vector_bytes / rows - 16)
-    covering = _covering(kernel, rows)
+    covering = _covering(kernel, target, rows)
     addresses = 1.2 if covering.kind == "scattered" and rows > MOST_ADDRESSES else 1.0
     small = 1 + 0.001 * products  # of equals the smaller: less code, less to compile
-    itemsize = kernel.src.itemsize if pairs.fits(kernel, target) else model.itemsize(kernel)
+    itemsize = dots.held(dot, kernel).itemsize if dot else model.itemsize(kernel)
     paid = streaming * addresses * small * _crowding(covering, itemsize, target)
     return covering.waste * edge_features * max(1.0, loads, latency) * paid
 
@@ -223,13 +246,13 @@ def _blocks(kernel: Kernel, target: Target, rows: int, panels: int) -> tuple[int
     threads: 128 rows of 3072 channels to 768 features took 2216 us with all rows in a task, and 2557 in two
     blocks; 1x1 kernels at 14x14 365 us in two equal blocks, and 423 in three of unlike size.
     """
-    conv, covering, threads = kernel.contraction, _covering(kernel, rows), target.threads
-    position_bytes = max(1, conv.channels_per_group * prod(conv.stride) * model.itemsize(kernel))
+    conv, covering, threads = kernel.contraction, _covering(kernel, target, rows), target.threads
+    position_bytes = max(1, conv.channels_per_group * prod(conv.stride) * covering.staged.itemsize)
     fitting = max(1, int(target.l2_bytes * 0.75) // (position_bytes * rows))
     sheets = conv.groups * (conv.batch if is_per_image(kernel) else 1)
     count, weights = covering.count, kernel.weight.nbytes
     rate, stays = model.arrival(target, weights), weights <= 0.4 * target.l2_bytes
-    fewest, cycles = -(-count // fitting), conv.flops / (4 * lanes(kernel, target) * threads)
+    fewest, cycles = -(-count // fitting), conv.flops / (4 * _width(kernel, target) * threads)
     written = kernel.dst.nbytes + sum(each.nbytes for each in kernel.operands if not each.packed)
 
     def cost(blocks: int, parts: int) -> float:
@@ -266,8 +289,8 @@ def _lines(kernel: Kernel, target: Target, rows: int) -> int:
     A thread's own copy is written again and again to the same place, so it never leaves the near caches; one
     copy for all costs nothing more while it fits them.
     """
-    conv, plan = kernel.contraction, staging.staged(kernel)
-    is_large = plan.elements * model.itemsize(kernel) > target.l2_bytes * target.threads
+    conv, plan = kernel.contraction, _staged(kernel, target)
+    is_large = plan.elements * plan.itemsize > target.l2_bytes * target.threads
     if not is_large or len(conv.dst_spatial) == 1 or conv.groups > 1:
         return 0
     height, inner = conv.dst_spatial[0], prod(conv.dst_spatial[1:])
@@ -277,9 +300,9 @@ def _lines(kernel: Kernel, target: Target, rows: int) -> int:
         copied = plan.lines_under(lines) / (lines * conv.stride[0] * prod(plan.extents[1:-1]))
         return tiling(plan, rows, lines * inner).waste * blocks * (1 + 0.03 * copied)
 
-    most = target.l2_bytes // 4 // model.itemsize(kernel)
+    most = target.l2_bytes // 4 // plan.itemsize
     fitting = bisect_right(range(1, height + 1), most, key=partial(room, plan))
     shared = height // -(-3 * target.threads // conv.batch)
     counts = range(-(-rows // inner), min(fitting, shared) + 1)
     best = min(counts[:: max(1, len(counts) // _LINE_COUNTS)], key=loss, default=0)
-    return best if best and loss(best) < 1.2 * _covering(kernel, rows).waste else 0
+    return best if best and loss(best) < 1.2 * _covering(kernel, target, rows).waste else 0

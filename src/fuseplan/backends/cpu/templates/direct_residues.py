@@ -84,7 +84,7 @@ class ResidueWriter(DirectWriter):
         weight: int,
     ) -> None:
         self.frame, whole = frame, frame.kernel.contraction
-        self.stored, self.runs, self.ahead = None, runs, weight
+        self.dot, self.runs, self.ahead = None, runs, weight
         of = [run[0] for run in runs]
         self._set(knobs, frame.kernel, of_residues(whole, of))
         self.is_single = _is_single(whole)
@@ -172,7 +172,7 @@ def source(knobs: DirectKnobs, kernel: Kernel, target: Target) -> Source:
         for writer, tasks, write in shared:
             with frame.body.when(frame.body.compare("slt", task, tasks)):
                 writer.each_residue(write, task)
-    return frame.source(**common.workspace(model.itemsize(kernel)))
+    return frame.source(**common.workspace())
 
 
 def _common(kernel: Kernel, parts: Sequence[Sequence[Run]]) -> Staged:

@@ -9,12 +9,13 @@ from math import prod
 from operator import mul
 from typing import ClassVar
 
-from fuseplan.backends.cpu import model, pairs, staging, storage
+from fuseplan.backends.cpu import dots, model, staging
 from fuseplan.backends.cpu.elementwise import Kept, Place, finish
 from fuseplan.backends.cpu.features import Features
 from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.gather import transposed
 from fuseplan.backends.cpu.ir import Builder, Index, Value
+from fuseplan.backends.cpu.ir_text import vector
 from fuseplan.backends.cpu.loops import ceil_div, cut, even, nested, pieces, places, within
 from fuseplan.backends.cpu.rows import as_rows
 from fuseplan.backends.cpu.sums import UNROLL, Operands, Sums, add_products
@@ -34,7 +35,7 @@ class DirectKnobs(model.SumOfProducts):
     block: int
     block_panels: int
     lines: int = 0
-    pairs: bool = False
+    dots: bool = False
 
 
 class DirectWriter:
@@ -48,12 +49,13 @@ class DirectWriter:
 
     def __init__(self, knobs: DirectKnobs, planned: Kernel, target: Target) -> None:
         known = as_rows(planned)
-        planned_staged = staging.staged(known, stored=knobs.pairs)
+        self.dot = dots.of(known, target) if knobs.dots else None
+        held = dots.held(self.dot, known) if self.dot else None
+        planned_staged = staging.staged(known, held=held)
         has_room = self.keeps or planned_staged.copies
         self.frame = Frame(knobs, known, target, workspace=has_room, planned=planned)
         kernel = self.frame.kernel
-        self.staged = staging.staged(kernel, stored=knobs.pairs)
-        self.stored = storage.element_type(kernel.src.dtype) if knobs.pairs else None
+        self.staged = staging.staged(kernel, held=held)
         self._set(knobs, kernel, kernel.contraction)
         inner = knobs.lines * prod(self.conv.dst_spatial[1:])
         covering = tiling(planned_staged, knobs.rows, inner or sheet(known))
@@ -64,10 +66,16 @@ class DirectWriter:
     def _set(self, knobs: DirectKnobs, kernel: Kernel, conv: Contraction) -> None:
         """All but how src is found and covered."""
         self.knobs, self.kernel, self.conv = knobs, kernel, conv
-        self.depth = pairs.count(conv) if knobs.pairs else conv.depth
         self.b: Builder = self.frame.body
         self.lanes = self.frame.lanes
-        self.panel = knobs.vectors * self.lanes
+        self.stored = self.dot.element if self.dot else self.b.element
+        self.run = dots.run_of(conv)
+        steps = self.dot.steps(self.run) if self.dot else self.run
+        self.depth = conv.depth // max(1, self.run) * steps  # a residue may have no taps
+        self.wide = self.dot.lanes if self.dot else self.lanes
+        # Elements of the weight are those of a feature that are multiplied at once.
+        self.unit = self.dot.unit(kernel.weight.dtype) if self.dot else self.b.element
+        self.panel = knobs.vectors * self.wide
         self.panels = -(-conv.features_per_group // self.panel)
         self.innermost = model.features_innermost(kernel)
         # Where a task's part of src is an image's, its tiles are too.
@@ -77,6 +85,8 @@ class DirectWriter:
         self.tail = self.results.tail
         self.kept = None if self.innermost else Kept(self.tail, self.panel)
         self.weight = self.frame.pointer("operand", kernel.weight.key)
+        self.shift = self.staged.held.shift if self.dot and self.staged.held else 0
+        self.firsts = self.b.buffer(self.panel, "i32") if self.shift else None
 
     def _fetched(self, tiles: int) -> int:
         """Vectors of the next panel that a tile fetches in each turn of its loop, of so many tiles.
@@ -94,7 +104,7 @@ class DirectWriter:
     def by_blocks(self) -> Source:
         """A task is a block of tiles x a block of features; src is copied before them where it must be."""
         self.write_blocks()
-        return self.frame.source(**self.staged.workspace(model.itemsize(self.kernel)))
+        return self.frame.source(**self.staged.workspace())
 
     def write_blocks(self) -> Index:
         """Writes the tasks and gives their number."""
@@ -127,7 +137,7 @@ class DirectWriter:
         b, conv, lines = self.b, self.conv, self.knobs.lines
         size = room(self.staged, lines)
         stager = staging.Stager(self.frame, self.staged)
-        scratch = b.at(self.frame.pointer("workspace"), self.frame.thread * size)
+        scratch = stager.at(self.frame.pointer("workspace"), self.frame.thread * size)
         height, inner = conv.dst_spatial[0], prod(conv.dst_spatial[1:])
         blocks = -(-height // lines)
         above = self.staged.lines_under(1) - self.staged.lines_under(0)
@@ -138,9 +148,9 @@ class DirectWriter:
             first = image * prod(self.staged.extents[:-1]) + line * above
             stager.copy_lines(first, self.staged.lines_under(lines), scratch)
             # The scratch is addressed as if the copy of all lines lay there.
-            self.src = b.at(scratch, 0 - first * self.staged.line)
+            self.src = stager.at(scratch, 0 - first * self.staged.line)
             self._panels(image, line * inner, b.const(0, "i64"), (0, self.tiling.count), (0, self.panels))
-        return self.frame.source(per_thread=size * model.itemsize(self.kernel))
+        return self.frame.source(per_thread=size * self.staged.itemsize)
 
     def _panels(
         self,
@@ -159,6 +169,8 @@ class DirectWriter:
         def run(panel: Index, count: int) -> None:
             if self.kept:
                 self.kept.fill(group * features + panel * self.panel, count)
+            if self.firsts:
+                self._fill_firsts(self.firsts, self._matrix(image, group, panel), count)
             for each, serves in self.tilings:
                 own = tiles if each is self.tiling else (0, each.count)
                 with b.when(serves), b.loop(*own, name="tile") as tile:
@@ -169,7 +181,42 @@ class DirectWriter:
 
     def _ahead(self, turn: Index, panels: int = 1) -> Index:
         """From a weight to the one that a task's tile of that number fetches, some panels further."""
-        return turn * (self.fetched * self.lanes) + panels * self.depth * self.panel
+        return turn * (self.fetched * self.wide) + panels * self.depth * self.panel
+
+    def _matrix(self, image: Index | None, group: Index, panel: Index) -> Value:
+        """Where a panel of the weight lies."""
+        matrix: Index = group
+        if image is not None and self.conv.weight_per_batch:
+            matrix = image * self.conv.groups + group
+        where = (matrix * self.panels + panel) * (self.depth * self.panel)
+        return self.b.at(self.weight, where, self.unit)
+
+    def _vectors(self, features: int) -> int:
+        """Vectors of results of so many features; of gates and of values, where both are."""
+        each = self.results.each
+        return each * -(-features // (each * self.lanes))
+
+    def _fill_firsts(self, firsts: Value, weight: Value, features: int) -> None:
+        """What the sums of a panel begin with: src's numbers are larger by `shift` than they are."""
+        b = self.b
+        vectors = -(-self._vectors(features) * self.lanes // self.wide)
+        totals, ones = self._sums(1, vectors), b.const(0x01010101, vector(self.wide, "i32"))
+
+        def operands(k: Index) -> Operands:
+            begin = b.at(weight, k * self.panel, self.unit)
+            return (
+                lambda step: self._weights(b.at(begin, step * self.panel, self.unit), vectors),
+                lambda step, row: ones,
+            )
+
+        assert self.dot
+        dots.add_whole(self.dot, totals, self.depth, operands)
+        for j, total in enumerate(totals.values()[0]):
+            b.store(total * -self.shift, b.at(firsts, j * self.wide, "i32"))
+
+    def _sums(self, rows: int, vectors: int) -> Sums:
+        kind = vector(self.wide, self.dot.sums) if self.dot else self.b.vector
+        return Sums(self.b, rows, vectors, kind=kind)
 
     # ---- one tile
 
@@ -187,20 +234,29 @@ class DirectWriter:
 
         Weights that lie `ahead` elements further are fetched meanwhile.
         """
-        b = self.b
-        each = self.results.each
-        sums = Sums(b, tiles.rows, each * -(-features // (each * self.lanes)))
-        matrix: Index = group
-        if image is not None and self.conv.weight_per_batch:
-            matrix = image * self.conv.groups + group
-        where = (matrix * self.panels + panel) * (self.depth * self.panel)
-        weight = b.at(self.weight, where)
-        self._products(sums, self._starts(tiles, image, position, group), weight, b.at(weight, ahead))
+        b, vectors = self.b, self._vectors(features)
+        sums = self._sums(tiles.rows, -(-vectors * self.lanes // self.wide))
+        if self.firsts:
+            places = (b.at(self.firsts, j * self.wide, "i32") for j in range(sums.vectors))
+            sums.begin([b.load(place, sums.kind) for place in places])
+        weight = self._matrix(image, group, panel)
+        self._products(
+            sums, self._starts(tiles, image, position, group), weight, b.at(weight, ahead, self.unit)
+        )
         feature = self.results.first(group, panel * self.panel)
+        values = [self._computed(line)[:vectors] for line in sums.values()]
         if self.kept is None:
-            self._store_features(sums.values(), tiles, image, position, feature, features // each)
+            self._store_features(values, tiles, image, position, feature, features // self.results.each)
         else:
-            self._store_positions(sums.values(), self.kept, tiles, image, position, feature, features)
+            self._store_positions(values, self.kept, tiles, image, position, feature, features)
+
+    def _computed(self, line: list[Value]) -> list[Value]:
+        """Sums as vectors of the compute type."""
+        b, size = self.b, self.lanes
+        if not self.dot or self.dot.sums == b.element:
+            return line
+        parts = [b.shuffle(x, x, range(at, at + size)) for x in line for at in range(0, self.wide, size)]
+        return [b.convert("sitofp", part, b.element) for part in parts]
 
     def _starts(self, tiles: Tiling, image: Index | None, position: Index, group: Index) -> list[Value]:
         """Where in src the first tap of each of the tile's positions lies."""
@@ -214,38 +270,46 @@ class DirectWriter:
 
     def _products(self, sums: Sums, starts: Sequence[Value], weight: Value, ahead: Value) -> None:
         """Adds src times weight over all taps and channels, and fetches the weights at `ahead`."""
-        conv, b = self.conv, self.b
-        if self.knobs.pairs:
-            pairs.add(sums, starts, conv, partial(self._operands, starts, weight, ahead, sums.vectors))
-            return
-        # Without groups or gaps, the channels of neighbouring taps along a line follow one another.
-        merged = conv.groups == 1 and conv.dilation[-1] == 1
-        kernel = conv.kernel[:-1] if merged else conv.kernel
-        run = conv.channels_per_group * (conv.kernel[-1] if merged else 1)
+        conv, b, run = self.conv, self.b, self.run
+        kernel = conv.kernel if run == conv.channels_per_group else conv.kernel[:-1]
         tap: Index = 0
         offset: Index = 0
         with nested(b, kernel, "tap") as at:
             steps = map(mul, conv.dilation, self.staged.strides)
             for index, taps, step in zip(at, kernel, steps, strict=False):
                 tap, offset = index + tap * taps, index * step + offset
-            rows = [b.at(start, offset) for start in starts]
-            panel, following = (b.at(each, tap * (run * self.panel)) for each in (weight, ahead))
-            add_products(sums, run, partial(self._operands, rows, panel, following, sums.vectors))
+            rows = [b.at(start, offset, self.stored) for start in starts]
+            size = (self.dot.steps(run) if self.dot else run) * self.panel
+            panel, following = (b.at(each, tap * size, self.unit) for each in (weight, ahead))
+            operands = partial(self._operands, rows, panel, following, sums.vectors)
+            if self.dot:
+                dots.add(self.dot, sums, rows, run, operands)
+            else:
+                add_products(sums, run, operands)
 
     def _operands(
         self, rows: Sequence[Value], weight: Value, ahead: Value, vectors: int, k: Index
     ) -> Operands:
-        """Weights of neighbouring features, and an element of src of each position."""
-        b = self.b
-        xs, panel = [b.at(row, k) for row in rows], b.at(weight, k * self.panel)
+        """Weights of neighbouring features, and elements of src of each position."""
+        b, element = self.b, "i32" if self.dot else self.b.element
+        xs, panel = [b.at(row, k, element) for row in rows], b.at(weight, k * self.panel, self.unit)
 
         def weights(step: int) -> list[Value]:
             for line in range(step, self.fetched, UNROLL):
-                b.prefetch(b.at(ahead, k * self.panel + line * self.lanes))
-            return [b.load(b.at(panel, step * self.panel + j * self.lanes)) for j in range(vectors)]
+                b.prefetch(b.at(ahead, k * self.panel + line * self.wide, self.unit))
+            return self._weights(b.at(panel, step * self.panel, self.unit), vectors)
 
-        align = 2 if self.knobs.pairs else None
-        return weights, lambda step, row: b.splat(b.load(b.at(xs[row], step), b.element, align=align))
+        align = 1 if self.dot else None
+        return weights, lambda step, row: b.splat(
+            b.load(b.at(xs[row], step, element), element, align=align), self.wide
+        )
+
+    def _weights(self, panel: Value, vectors: int) -> list[Value]:
+        b = self.b
+        places = [b.at(panel, j * self.wide, self.unit) for j in range(vectors)]
+        if self.dot:
+            return [dots.weights(self.dot, b, place, self.kernel.weight.dtype) for place in places]
+        return [b.load(place) for place in places]
 
     # ---- results
 

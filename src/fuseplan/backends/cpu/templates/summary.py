@@ -332,16 +332,17 @@ class ProductSummary(Direct, SummaryKnobs):
             assert isinstance(made, Direct)
             if made.lines:
                 continue
-            itemsize = product.src.itemsize if made.pairs else model.itemsize(product)
+            dots = made.dots and product.compute_dtype == "f32"
+            itemsize = product.src.itemsize if dots else model.itemsize(product)
             panel = made.vectors * width * product.contraction.depth * itemsize
             fitting = min(_VECTORS // made.vectors, int(target.l2_bytes * 0.4) // panel)
             group = max(1, min(fitting, made.block_panels))
             block = -(-made.block_panels // group) * group
-            yield cls(**{**made.knobs, "block_panels": block, "group": group})
+            yield cls(**{**made.knobs, "block_panels": block, "dots": dots, "group": group})
 
     def traffic(self, kernel: Kernel, target: Target) -> Traffic:
         product = as_rows(kernel)
-        room = staging.staged(product, stored=self.pairs).elements + state_elements(self, kernel, target)
+        room = staging.staged(product).elements + state_elements(self, kernel, target)
         return moved_once(kernel, room * model.itemsize(kernel))
 
     def waste(self, kernel: Kernel, target: Target) -> float:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import ClassVar
 
-from fuseplan.backends.cpu import model, transforms
+from fuseplan.backends.cpu import dots, model, transforms
 from fuseplan.backends.cpu.templates.winograd_grid import Grid, WinogradKnobs, tiles_of
 from fuseplan.backends.cpu.templates.winograd_writer import Writer
-from fuseplan.kernels.contraction import Contraction
 from fuseplan.kernels.emit import Source
-from fuseplan.kernels.kernel import Kernel
-from fuseplan.kernels.packing import Join, Pad, Product, Reshape, Step, Transpose
+from fuseplan.kernels.kernel import Kernel, KernelOperand
+from fuseplan.kernels.packing import Join, Packing, Pad, Product, Reshape, Step, Transpose
 from fuseplan.kernels.target import Target
 from fuseplan.kernels.template import (
     Accuracy,
@@ -25,6 +24,7 @@ from fuseplan.kernels.template import (
     layout_claims,
     moved_once,
 )
+from fuseplan.language.bounds import EXACT_IN_I32
 from fuseplan.messages.reasons import Claim, Reason, claim
 
 # Outputs along one side of a tile, by the kernel's size.
@@ -59,22 +59,22 @@ class Winograd(WinogradKnobs):
         plain = {*conv.stride, *conv.dilation, conv.groups} == {1}
         fits = conv.kernel in ((3, 3), (5, 5)) and plain
         yield model.about(kernel, fits, Reason.NO_TRANSFORM, conv.text)
-        yield claim(kernel.compute_dtype == "f32", Reason.FLOAT64, got=kernel.src.dtype)
+        is_f32 = kernel.compute_dtype == "f32" and (not kernel.largest_sum or any(_tiles(kernel, target)))
+        yield claim(is_f32, Reason.FLOAT64, got=kernel.src.dtype)
         yield model.padding_claim(kernel)
         yield from layout_claims(kernel)
-        tiles = TILES[conv.kernel[0]]
-        strict = accuracy != "strict" or any(_is_strict(conv, tile) for tile in tiles)
+        tiles = _tiles(kernel, target)
+        strict = accuracy != "strict" or any(_is_strict(kernel, tile) for tile in tiles)
         got, want = "the transforms of F(2x2, 5x5)", "accuracy other than strict"
         yield model.about(kernel, strict, Reason.ACCURACY, got, want)
-        yield accuracy_claim(min(_bound(conv, tile) for tile in tiles), accuracy)
+        yield accuracy_claim(min(_bound(kernel, tile) for tile in tiles), accuracy)
 
     @classmethod
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
         """The quickest knobs, by the model, of each tile that is exact enough."""
-        conv = kernel.contraction
-        for tile in TILES[conv.kernel[0]]:
-            allowed = accuracy != "strict" or _is_strict(conv, tile)
-            if allowed and accuracy_claim(_bound(conv, tile), accuracy).holds:
+        for tile in _tiles(kernel, target):
+            allowed = accuracy != "strict" or _is_strict(kernel, tile)
+            if allowed and accuracy_claim(_bound(kernel, tile), accuracy).holds:
                 grids = _considered(kernel, target, tile)
                 best = min(grids, key=lambda grid: _cycles(grid, target)).knobs
                 yield cls(tile, best.rows, best.vectors, best.block, best.panels)
@@ -107,7 +107,7 @@ class Winograd(WinogradKnobs):
 
     def error_bound(self, kernel: Kernel) -> float:
         """Roundings from src to dst times the unit roundoff times the transforms' growth (see `_bound`)."""
-        return _bound(kernel.contraction, self.tile)
+        return _bound(kernel, self.tile)
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
         return Writer(Grid(kernel, target, self), target).source()
@@ -115,26 +115,51 @@ class Winograd(WinogradKnobs):
     def weight_steps(self, kernel: Kernel, target: Target) -> tuple[Step, ...]:
         """The weight as [position][panel][channel][feature of the panel], then as [tap][channel][feature].
 
-        Zeros follow the last feature. The second part serves tiles that are not finite.
+        Zeros follow the last feature. The second part serves tiles that are not finite. Of integers there is
+        none, and two channels of a feature are side by side.
         """
         grid, conv = Grid(kernel, target, self), kernel.contraction
         channels, width = conv.channels, grid.panels * grid.panel
         transformed = (
             Product(grid.transforms.squared),
-            Pad((grid.positions, channels, width)),
-            Reshape((grid.positions, channels, grid.panels, grid.panel)),
-            Transpose((0, 2, 1, 3)),
+            Pad((grid.positions, grid.steps * grid.each, width)),
+            Reshape((grid.positions, grid.steps, grid.each, grid.panels, grid.panel)),
+            Transpose((0, 3, 1, 4, 2)),
         )
         plain = (Pad((conv.taps, channels, width)),)
         taps = Reshape((conv.features, channels, conv.taps)), Transpose((2, 1, 0))
-        return (*taps, Join((transformed, plain)))
+        return (*taps, *transformed) if grid.dot else (*taps, Join((transformed, plain)))
+
+    def packing(self, kernel: Kernel, target: Target, operand: KernelOperand) -> Packing:
+        packed, dot = super().packing(kernel, target, operand), dots.pairs(kernel, target)
+        return replace(packed, dtype=dot.dtype) if dot and operand.role == "weight" else packed
 
 
-def _is_strict(conv: Contraction, tile: int) -> bool:
-    return tile + conv.kernel[0] - 1 <= STRICT_SIZE
+def _tiles(kernel: Kernel, target: Target) -> tuple[int, ...]:
+    """The tiles whose transforms are exact enough; of integers, those that 16 and 32 bits hold exactly.
+
+    Sums are known by their last 32 bits, of which the division takes those of the divisor's power of two.
+    """
+    found = TILES[kernel.contraction.kernel[0]]
+    if not kernel.largest_sum:
+        return found
+    if dots.pairs(kernel, target) is None:
+        return ()
+    taps, largest = kernel.contraction.kernel[0], max(map(abs, kernel.factors))
+
+    def fits(made: transforms.Transforms) -> bool:
+        src, weight = made.most
+        power = 1 << transforms.power_of_two(made.divisor)
+        return src * largest < 2**15 > weight * 2**7 and kernel.largest_sum * power < EXACT_IN_I32
+
+    return tuple(tile for tile in found if fits(transforms.whole(tile, taps)))
 
 
-def _bound(conv: Contraction, tile: int) -> float:
+def _is_strict(kernel: Kernel, tile: int) -> bool:
+    return kernel.largest_sum > 0 or tile + kernel.contraction.kernel[0] - 1 <= STRICT_SIZE
+
+
+def _bound(kernel: Kernel, tile: int) -> float:
     """b such that |error| <= b * (sum of |weight| times its channel's largest |src| in the tile).
 
     To first order. An element of src is rounded in both passes of the src transform, a weight once, a product
@@ -143,9 +168,11 @@ def _bound(conv: Contraction, tile: int) -> float:
     times the sum above, so b = n * u * growth (Higham, Accuracy and Stability of Numerical Algorithms,
     2002, section 3.1; Barabasz et al., ACM TOMS 46(4), 2020, for Toom and Cook's algorithms). Neighbours in
     the tile take part, so the largest |src| stands where direct convolution's bound has the very element.
-    The errors met are far smaller, as they are with direct convolution.
+    The errors met are far smaller, as they are with direct convolution. Of integers there are none.
     """
-    taps = conv.kernel[0]
+    conv, taps = kernel.contraction, kernel.contraction.kernel[0]
+    if kernel.largest_sum:
+        return 0.0
     cost = transforms.cost(tile, taps)
     roundings = conv.channels + 1 + 2 * cost.src_roundings + 2 * cost.dst_roundings
     return roundings * 2.0**-24 * transforms.transforms(tile, taps).growth
@@ -158,7 +185,8 @@ def _considered(kernel: Kernel, target: Target, tile: int) -> Iterator[Grid]:
     """The better register tiles with blocks of a few sizes, features whole or shared out among threads."""
     conv, width, threads = kernel.contraction, lanes(kernel, target), target.threads
     tiles, most = tiles_of(conv, tile), -(-conv.features // width)
-    for rows, vectors in _register_tiles(tiles, most, target):
+    is_paired = kernel.largest_sum > 0  # a product has a register of its own
+    for rows, vectors in _register_tiles(tiles, most, target, target.vector_registers - 1 - is_paired):
         panels = -(-most // vectors)
         parts = sorted({-(-panels // splits) for splits in (1, 2, threads, 2 * threads)})
         for block, part in product(_blocks(tiles, rows, threads), parts):
@@ -167,15 +195,15 @@ def _considered(kernel: Kernel, target: Target, tile: int) -> Iterator[Grid]:
                 yield grid
 
 
-def _register_tiles(tiles: int, most: int, target: Target) -> list[tuple[int, int]]:
-    """Register tiles whose sums, one row of weights and one spread element fit the registers: the best six.
+def _register_tiles(tiles: int, most: int, target: Target, registers: int) -> list[tuple[int, int]]:
+    """Register tiles whose sums and one row of weights fit so many registers: the best six.
 
     One tile at a time, one vector, always fits, whatever the blocks.
     """
     fitting = [
         (rows, vectors)
         for vectors in range(1, min(3, most) + 1)
-        for rows in range(1, min(tiles, 16, (target.vector_registers - 1 - vectors) // vectors) + 1)
+        for rows in range(1, min(tiles, 16, (registers - vectors) // vectors) + 1)
     ]
 
     def loss(shape: tuple[int, int]) -> float:
@@ -204,15 +232,17 @@ def _cycles(grid: Grid, target: Target) -> float:
 
 def _task_cycles(grid: Grid, target: Target) -> float:
     """Cycles of the largest task: products or their weights' arrival, whichever is longer, and transforms."""
-    knobs, tiles, channels = grid.knobs, grid.most_tiles, grid.conv.channels
+    knobs, tiles = grid.knobs, grid.most_tiles
     vectors = -(-min(grid.columns, grid.conv.features) // grid.lanes)
-    sums = grid.positions * -(-tiles // knobs.rows) * knobs.rows * channels * vectors
+    sums = grid.positions * -(-tiles // knobs.rows) * knobs.rows * grid.steps * vectors
     products = sums / 2 * _product_cost(knobs.rows, knobs.vectors, target)
+    if grid.dot:
+        products *= grid.each / dots.speed(grid.dot, target)
     weights = 4 * grid.positions * grid.weight_plane
     rate = model.arrival(target, weights)
     # Weights that leave room for a task in the second cache stay there.
     stays = weights <= 0.75 * target.l2_bytes
-    streaming = 0.0 if stays else 4 * grid.positions * channels * grid.columns / rate
+    streaming = 0.0 if stays else 4 * grid.positions * grid.steps * grid.columns / rate
     room = target.l2_bytes - weights if stays else target.l2_bytes
     # Transforms do two operations and move a vector in a cycle, less far from the caches.
     cost = grid.cost

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fuseplan.backends.cpu import model, staging
+from fuseplan.backends.cpu import dots, model, staging
 from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.ir import Index, Value
+from fuseplan.backends.cpu.ir_text import is_floating, vector
 from fuseplan.backends.cpu.loops import ceil_div, larger
 from fuseplan.backends.cpu.template import CpuTemplate
-from fuseplan.backends.cpu.transforms import cost, transforms
+from fuseplan.backends.cpu.transforms import cost, transforms, whole
 from fuseplan.kernels.contraction import Contraction
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.target import Target
@@ -98,7 +99,10 @@ class Grid:
         staged: how src is copied where tiles are not read from it: padded to whole tiles.
         weight_panel, weight_plane: elements of packed weights: one panel of one position, and one position.
 
-    Of a thread's own memory, in elements:
+    Where integers are multiplied, `dot` says how; `element` is the type of transformed src then, and `each`
+    of its elements fill a word of 4 bytes, as many as a step of the products adds.
+
+    Of a thread's own memory, in words:
         depth: from one transformed tile to the next: the channels, in whole vectors.
         columns: from one row of products to the next: the features of a task.
         inputs_plane, products_plane: from one position of transformed src, or of products, to the next; an
@@ -119,12 +123,19 @@ class Grid:
         self.positions = self.size**2
         self.height, self.width = conv.dst_spatial
         self.tile_rows, self.tile_cols = -(-self.height // self.tile), -(-self.width // self.tile)
-        self.transforms, self.cost = transforms(self.tile, self.taps), cost(self.tile, self.taps)
+        self.dot = dots.pairs(kernel, target)
+        made = whole if self.dot else transforms
+        self.transforms = made(self.tile, self.taps)
+        self.cost = cost(self.tile, self.taps, self.dot is not None)
+        held = dots.held(self.dot, kernel) if self.dot else None
+        self.element = held.element if held else None
+        self.each = self.dot.channels if self.dot else 1
+        self.steps = -(-conv.channels // self.each)
         self.features_innermost = model.features_innermost(kernel)
-        plain = kernel.src.dtype == kernel.compute_dtype and not kernel.prologue
+        plain = kernel.src.dtype == kernel.compute_dtype and not kernel.prologue and not held
         self.reads_src = plain and staging.channels_last(kernel)
         extents = [count * self.tile + self.taps - 1 for count in (self.tile_rows, self.tile_cols)]
-        self.staged = staging.staged(kernel, always=True, extents=extents)
+        self.staged = staging.staged(kernel, always=True, extents=extents, held=held)
         self.run = 1 if self.reads_src and self.features_innermost else self.tile_cols
         self.runs_per_line = self.tile_cols // self.run
         self.runs = conv.batch * self.tile_rows * self.runs_per_line
@@ -137,14 +148,14 @@ class Grid:
         self.panels = -(-conv.features // self.panel)
         self.task_panels = min(knobs.panels, self.panels)
         self.splits = -(-self.panels // self.task_panels)
-        self.weight_panel = conv.channels * self.panel
+        self.weight_panel = self.steps * self.panel
         self.weight_plane = self.panels * self.weight_panel
         self._measure()
 
     def _measure(self) -> None:
         """A thread's own memory."""
         channels, tiles = self.conv.channels, self.most_tiles
-        self.depth, self.columns = padded(channels, self.lanes), self.task_panels * self.panel
+        self.depth, self.columns = padded(self.steps, self.lanes), self.task_panels * self.panel
         self.inputs_plane = padded(tiles * self.depth, _LINE) + _LINE
         self.products_plane = padded(tiles * self.columns, _LINE) + _LINE
         self.patch = padded(self.positions * channels, _LINE) + _LINE if self.reads_src else 0
@@ -155,6 +166,17 @@ class Grid:
         self.strip = 0 if self.features_innermost else self.run * self.tile**2 * self.lanes
         planes = self.positions * (self.inputs_plane + self.products_plane)
         self.own_elements = padded(planes + self.patch + self.copied + self.strip, _LINE)
+
+    @property
+    def sums(self) -> str:
+        """LLVM's type of a vector of products' sums."""
+        return vector(self.lanes, self.dot.sums if self.dot else "float")
+
+    @staticmethod
+    def fma(x: Value, factor: float, y: Value) -> Value:
+        """x * factor + y, rounded once where they are no integers."""
+        b = x.builder
+        return b.fma(x, b.number(factor), y) if is_floating(x.type) else x * factor + y
 
     def cut(self, frame: Frame) -> tuple[Index, Index]:
         """Runs and blocks; of an open kernel those of a call, with blocks for all threads."""

@@ -10,10 +10,11 @@ from fuseplan.backends.cpu.elementwise import Elementwise, Place, finish
 from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.gather import transposed
 from fuseplan.backends.cpu.ir import Index, Value
-from fuseplan.backends.cpu.ir_text import I64, PTR
+from fuseplan.backends.cpu.ir_text import I1, I64, PTR
 from fuseplan.backends.cpu.loops import pieces
+from fuseplan.backends.cpu.math_format import bitwise
 from fuseplan.backends.cpu.templates.winograd_grid import Corner, Grid, Image
-from fuseplan.backends.cpu.transforms import columns_of
+from fuseplan.backends.cpu.transforms import columns_of, power_of_two
 
 REPAIR = "direct_tile"
 
@@ -34,7 +35,8 @@ class Results:
         self.tail = Elementwise(frame, "epilogue")
         self.weight = frame.pointer("operand", grid.kernel.weight.key)
         self.patch = self.b.buffer(grid.tile**2 * grid.lanes)
-        _write_repair(frame, grid, image)
+        if grid.dot is None:
+            _write_repair(frame, grid, image)
 
     def emit(self, first: Value, last: Value, begin: Index, end: Index) -> None:
         """Runs first..last, features of the panels begin..end."""
@@ -59,15 +61,22 @@ class Results:
     def _outputs(self, at: Value) -> list[list[Value]]:
         """The dst transform: a tile of sums, lanes along features."""
         b, grid, matrix = self.b, self.grid, self.grid.transforms.dst
-
-        def fma(x: Value, factor: float, y: Value) -> Value:
-            return b.fma(x, b.number(factor), y)
-
         between = []
         for j in range(grid.size):
-            column = [b.load(b.at(at, (i * grid.size + j) * grid.products_plane)) for i in range(grid.size)]
-            between.append(columns_of(matrix, column, fma))
-        return [columns_of(matrix, [column[r] for column in between], fma) for r in range(grid.tile)]
+            places = (b.at(at, (i * grid.size + j) * grid.products_plane) for i in range(grid.size))
+            between.append(columns_of(matrix, [b.load(place, grid.sums) for place in places], grid.fma))
+        made = [columns_of(matrix, [column[r] for column in between], grid.fma) for r in range(grid.tile)]
+        return [[self._divided(value) for value in line] for line in made] if grid.dot else made
+
+    def _divided(self, value: Value) -> Value:
+        """A sum of integers, from the last 32 bits of a multiple of it.
+
+        An odd divisor has an inverse among the numbers of 32 bits, so that what is left is a shift.
+        """
+        b, shift = self.b, power_of_two(self.grid.transforms.divisor)
+        odd = self.grid.transforms.divisor >> shift
+        value = value * pow(odd, -1, 1 << 32) if odd > 1 else value
+        return b.convert("sitofp", bitwise(b, "ashr", value, shift), b.element)
 
     def _is_broken(self, outs: list[list[Value]]) -> Value:
         """Whether an output is infinite or NaN: so is their sum then, and the sum minus itself is NaN.
@@ -75,6 +84,8 @@ class Results:
         A sum that overflows by itself costs time only.
         """
         b = self.b
+        if self.grid.dot:
+            return Value(b, I1, "false")
         sums = [value for line in outs for value in line]
         while len(sums) > 1:
             sums = [sums[i] + sums[i + 1] for i in range(0, len(sums), 2)]

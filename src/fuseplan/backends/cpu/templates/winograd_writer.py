@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from fuseplan.backends.cpu import staging
+from fuseplan.backends.cpu import dots, staging
 from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.ir import Index, Value
-from fuseplan.backends.cpu.ir_text import I64, PTR
+from fuseplan.backends.cpu.ir_text import I64, PTR, element_of, vector
 from fuseplan.backends.cpu.loops import ceil_div, larger, pieces
 from fuseplan.backends.cpu.sums import UNROLL, Operands, Sums, add_products
 from fuseplan.backends.cpu.templates.winograd_grid import Corner, Grid, Image
@@ -82,7 +82,7 @@ class Writer:
         new = b.compare("eq", corner.line * corner.y, 0)
         skipped = b.select(new, b.const(0, I64), grid.taps - 1)
         number = corner.image * grid.staged.extents[0] + corner.y + skipped
-        into = b.at(self.copied, (corner.line + skipped) * self.image.line)
+        into = self.stager.at(self.copied, (corner.line + skipped) * self.image.line)
         self.stager.copy_lines(number, grid.size - skipped, into)
 
     def _tile(self, corner: Corner, x: Value) -> tuple[Value, Index]:
@@ -93,7 +93,8 @@ class Writer:
         """
         b, grid, image, channels = self.b, self.grid, self.image, self.conv.channels
         top, left = corner.line - image.low[0], x - image.low[1]
-        inner = b.at(image.start, corner.picture * image.picture + top * image.line + left * channels)
+        at = corner.picture * image.picture + top * image.line + left * channels
+        inner = b.at(image.start, at, grid.element)
         if not grid.reads_src:
             return inner, image.line
         start, step = b.variable(PTR, self.patch), b.variable(I64, grid.size * channels)
@@ -126,26 +127,30 @@ class Writer:
 
     def _vectors(self, part: Callable[[Index, int], None]) -> None:
         """part(first channel, how many) for every vector of channels."""
-        pieces(self.b, self.conv.channels, self.lanes, part, name="channel")
+        pieces(self.b, self.conv.channels, self.lanes * self.grid.each, part, name="channel")
 
     def _transform_vector(
         self, tile: Value, line: Index, into: Value, rows: Sequence[int], channel: Index, count: int
     ) -> None:
         """The given rows of one vector's transform: down the columns, then along the lines."""
-        b, grid, matrix = self.b, self.grid, self.grid.transforms.src
+        b, grid, matrix, element = self.b, self.grid, self.grid.transforms.src, self.grid.element
         needed = [bool(matrix[list(rows), i].any()) for i in range(grid.size)]
-        lines = [b.at(tile, channel + i * line) if needed[i] else None for i in range(grid.size)]
+        lines = [b.at(tile, channel + i * line, element) if needed[i] else None for i in range(grid.size)]
         between: list[list[Value]] = []
         for j in range(grid.size):
-            places = [start and b.at(start, j * self.conv.channels) for start in lines]
-            column = [place and b.load_first(place, count, b.vector) for place in places]
-            between.append(rows_of(matrix, column, rows, self._fma))
+            places = [start and b.at(start, j * self.conv.channels, element) for start in lines]
+            column = [place and self._loaded(place, count) for place in places]
+            between.append(rows_of(matrix, column, rows, grid.fma))
         for i, made in zip(rows, zip(*between, strict=True), strict=True):
-            for j, value in enumerate(rows_of(matrix, made, range(grid.size), self._fma)):
-                b.store(value, b.at(into, channel + (i * grid.size + j) * grid.inputs_plane))
+            for j, value in enumerate(rows_of(matrix, made, range(grid.size), grid.fma)):
+                plane = b.at(into, (i * grid.size + j) * grid.inputs_plane)
+                b.store(value, b.at(plane, channel, element))
 
-    def _fma(self, x: Value, factor: float, y: Value) -> Value:
-        return self.b.fma(x, self.b.number(factor), y)
+    def _loaded(self, place: Value, count: int) -> Value:
+        """Channels side by side; integers behind them, of the thread's own memory, meet weights of 0."""
+        if self.grid.element is None:
+            return self.b.load_first(place, count, self.b.vector)
+        return self.b.load(place, vector(self.lanes * self.grid.each, self.grid.element))
 
     # ---- products
 
@@ -194,10 +199,13 @@ class Writer:
             # fewer rows, those behind them are of no use.
             row = b.smaller(start, tiles - rows)
             row = larger(b, row, 0) if grid.kernel.open_axis is not None else row
-            sums = Sums(b, rows, vectors)
+            sums = Sums(b, rows, vectors, kind=grid.sums)
             here = b.at(inputs, row * grid.depth)
             operands = partial(self._operands, here, weight, vectors, part, fetched)
-            add_products(sums, self.conv.channels, operands)
+            if grid.dot:
+                dots.add_whole(grid.dot, sums, grid.steps, operands)
+            else:
+                add_products(sums, grid.steps, operands)
             into = b.at(products, row * grid.columns + panel * grid.panel)
             for r, line in enumerate(sums.values()):
                 for j, value in enumerate(line):
@@ -213,9 +221,13 @@ class Writer:
         def weights(step: int) -> list[Value]:
             for line in range(step, fetched, UNROLL):
                 b.prefetch(b.at(there, line * self.lanes))
-            return [b.load(b.at(here, step * grid.panel + j * self.lanes)) for j in range(vectors)]
+            places = (b.at(here, step * grid.panel + j * self.lanes) for j in range(vectors))
+            return [b.load(place, grid.sums) for place in places]
 
-        return weights, lambda step, row: b.broadcast(xs, row * grid.depth + step)
+        def spread(step: int, row: int) -> Value:
+            return b.splat(b.load(b.at(xs, row * grid.depth + step), element_of(grid.sums)))
+
+        return weights, spread
 
 
 def _groups(size: int, registers: int) -> list[list[int]]:

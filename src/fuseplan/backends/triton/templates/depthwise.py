@@ -21,6 +21,7 @@ from fuseplan.kernels.template import (
     accuracy_claim,
     contraction_claims,
     layout_claims,
+    sum_claim,
     summation_bound,
 )
 from fuseplan.language.dtypes import dtype_of
@@ -80,6 +81,7 @@ class GpuDepthwise(DepthwiseKnobs, GpuTemplate):
         yield claim(few, Reason.MANY_TAPS, got=conv.taps, want=f"at most {_TAPS}", operator=step)
         yield from layout_claims(kernel)
         yield accuracy_claim(summation_bound(kernel), accuracy)
+        yield sum_claim(kernel)
 
     @classmethod
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:

@@ -31,6 +31,7 @@ from fuseplan.kernels.packing import Halves, Packing, Rounded
 from fuseplan.kernels.target import Target
 from fuseplan.kernels.template import Accuracy, Template, accuracy_claim, contraction_claims, layout_claims
 from fuseplan.kernels.transposed import by_features, by_residue
+from fuseplan.language.bounds import EXACT_IN_I32
 from fuseplan.language.dtypes import dtype_of
 from fuseplan.messages.reasons import Claim
 
@@ -128,7 +129,6 @@ MOST_LOADED = 256  # features: tiles this wide were never the fastest with chann
 MOST_HELD = 64  # elements of a gathered tile of src that one thread has in registers
 MAPPED = ("f32", "f16", "bf16", "i8")
 LEAST_OF_I8 = 32  # products of a sum of i8: of the instruction
-EXACT_DEPTH = 2**17  # a sum of fewer products of i8, each at most 2^14, fits in i32
 LEAST_DEPTH = 64  # below it IEEE sums have less error on wide or positive data; one H100
 
 
@@ -136,8 +136,8 @@ def arithmetics(kernel: Kernel, target: Target, accuracy: Accuracy) -> tuple[str
     """How the products may be computed, the fastest first: `strict` takes the most exact alone."""
     is_nvidia = target.name.startswith("sm_")
     factor = factor_dtype(kernel)
-    if factor == "i8" and kernel.contraction.depth < EXACT_DEPTH:
-        found = ["native"]
+    if factor == "i8" and kernel.largest_sum < EXACT_IN_I32:
+        found = ["summed" if kernel.contraction.factor else "native"]
     elif kernel.compute_dtype == "f64":
         # Triton has no products of f64 tiles for AMD, and 3.6 none for NVIDIA of elements that were widened.
         found = ["ieee" if is_nvidia and kernel.src.dtype == factor == "f64" else "summed"]

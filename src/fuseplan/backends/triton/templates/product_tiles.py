@@ -12,6 +12,7 @@ from fuseplan.kernels.contraction import Contraction
 from fuseplan.kernels.emit import COUNTER_BYTES, Programs
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.transposed import joined, residues, widest
+from fuseplan.language.bounds import EXACT_IN_I32
 from fuseplan.language.dtypes import FP8, dtype_of
 from fuseplan.language.layouts import image_strides
 from fuseplan.language.tensor import TensorSpec
@@ -197,8 +198,8 @@ def factor_dtype(kernel: Kernel) -> str:
 
 
 def sum_dtype(knobs: Knobs, kernel: Kernel) -> str:
-    """The dtype of a tile's sum: i32 of products of i8, which are exact, else the compute dtype."""
-    is_exact = kernel.weight.dtype == "i8" and knobs.arithmetic == "native"
+    """The dtype of a tile's sum: i32 of products of integers, which are exact, else the compute dtype."""
+    is_exact = kernel.weight.dtype == "i8" and kernel.largest_sum < EXACT_IN_I32
     return "i32" if is_exact else kernel.compute_dtype
 
 
