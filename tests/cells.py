@@ -14,6 +14,7 @@ from fuseplan.kernels.target import parse_target
 from fuseplan.kernels.template import Template
 
 ROOT = Path(__file__).resolve().parent.parent
+STEP = 7919  # a prime: all cells are come by, neighbours in the table far apart
 TABLE: dict[str, Any] = json.loads((ROOT / "docs" / "supported.json").read_text(encoding="utf-8"))
 
 
@@ -28,9 +29,17 @@ def taken(target: str) -> Iterator[tuple[int, Cell, type[Template]]]:
         yield turn, cell, template_of(cell.template, target)
 
 
-def parameters(target: str) -> list[Any]:
-    """The same, for tests: a plan is made where its test runs."""
-    return [
-        pytest.param(*each, id=f"{each[1].combination}-{each[1].dtype}-{each[1].layout}-{each[2].name}")
-        for each in taken(target)
-    ]
+def covering(target: str, *, whole: bool = False) -> Iterator[Any]:
+    """Cells whose combination, or whose template in that dtype or layout, was in none before; or all.
+
+    A plan is made where its test runs.
+    """
+    seen: set[tuple[str, ...]] = set()
+    listed = list(taken(target))
+    for place in range(len(listed)):
+        turn, cell, kind = listed[place * STEP % len(listed)]
+        new = {(cell.combination,), (kind.name, cell.dtype), (kind.name, cell.layout, "layout")}
+        if whole or new - seen:
+            seen |= new
+            name = f"{cell.combination}-{cell.dtype}-{cell.layout}-{kind.name}"
+            yield pytest.param(turn, cell, kind, id=name)

@@ -7,9 +7,11 @@ import os
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from itertools import combinations_with_replacement
 from math import inf
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -70,7 +72,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--whole", action="store_true", help="what continuous integration runs a part of is run in full"
     )
     parser.addoption("--share", default="1/1", help="K/N: of every N tests, the one at place K runs")
-    parser.addoption("--cases", type=int, default=60, help="how many random plans are drawn")
+    parser.addoption("--cases", type=int, default=40, help="how many random plans are drawn")
     parser.addoption("--first", type=int, default=0, help="the seed of the first of them")
     parser.addoption("--seconds", type=float, default=inf, help="after which random plans are left out")
     parser.addoption("--versions", help="file to append a JSON line to: what passed with which versions")
@@ -122,27 +124,35 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _kept(cases: list[pytest.Item]) -> Iterator[pytest.Item]:
-    """Of a test's cases, one in n drawn by its name, and one with each value that only cases left out have.
+    """Of a test's cases, those with the most new pairs of values; one with each value is among them.
 
-    A parameter counts if its values are no more than the cases that are drawn: others are the cases' names.
+    A parameter counts if its values are no more than one case in n: others are the cases' names. Two thirds
+    of one in n, chosen so, have as many pairs as one in n by chance.
     """
     mark = cases[0].get_closest_marker("part")
     if mark is None:
-        yield from cases
-        return
-    drawn = [item for item in cases if zlib.crc32(item.name.encode()) % mark.args[0] == 0]
-    seen = {value for item in drawn for value in _values(item)}
+        return iter(cases)
+    share = len(cases) / mark.args[0]
     counts = Counter(name for name, _ in {value for item in cases for value in _values(item)})
-    counted = {name for name, count in counts.items() if count * mark.args[0] <= len(cases)}
-    yield from drawn
-    for item in cases:
-        values = {value for value in _values(item) if value[0] in counted}
-        if values - seen:
-            seen |= values
-            yield item
+    kept, seen = set[pytest.Item](), set[Any]()
+    pairs, alone = dict[pytest.Item, set[Any]](), dict[pytest.Item, set[Any]]()
+    for item in sorted(cases, key=lambda item: zlib.crc32(item.name.encode())):
+        alone[item] = {value for value in _values(item) if counts[value[0]] <= share}
+        pairs[item] = {frozenset(both) for both in combinations_with_replacement(alone[item], 2)}
+    for least in range(max(map(len, pairs.values())), -1, -1):
+        for item, own in pairs.items():
+            if len(kept) < share / 1.5 and len(own - seen) >= least:
+                kept.add(item)
+                seen |= own
+    values = {value for item in kept for value in alone[item]}
+    for item, own in alone.items():
+        if own - values:
+            kept.add(item)
+            values |= own
+    return (item for item in cases if item in kept)
 
 
-def _values(item: pytest.Item) -> Iterable[tuple[str, int]]:
-    """The parameters of a case, and the place of the value of each."""
-    indices: dict[str, int] = vars(item)["callspec"].indices
-    return indices.items()
+def _values(item: pytest.Item) -> list[tuple[str, int]]:
+    """The parameters of a case, and which value each has: an object, the same in all cases that have it."""
+    given: dict[str, object] = vars(item)["callspec"].params
+    return [(name, id(value)) for name, value in given.items()]

@@ -1,8 +1,13 @@
-"""Shares of the tests: each process runs every n-th one."""
+"""Shares of the tests: each process runs every n-th one; parts of them keep each value."""
 
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import conftest
 
 TESTS = Path(__file__).parent
 SOME = "tests/stages/test_settings.py"
@@ -30,3 +35,24 @@ def test_each_process_tells_its_share_and_a_failure_is_the_status() -> None:
         [*words, "--no-such"], cwd=TESTS.parent, capture_output=True, text=True, check=False
     )
     assert done.returncode == 1
+
+
+class Case:
+    """A case of a test of three parameters, and of one that is its name."""
+
+    def __init__(self, a: str, b: str, c: str) -> None:
+        self.name = f"test[{a}{b}{c}]"
+        self.callspec = SimpleNamespace(params={"a": a, "b": b, "c": c, "name": self.name})
+
+    def get_closest_marker(self, name: str) -> SimpleNamespace:
+        return SimpleNamespace(args=(4,))
+
+
+def test_a_part_of_the_cases_has_each_value_and_many_pairs() -> None:
+    """Of the 68 pairs, as many cases by chance have 36."""
+    cases: list[Any] = [Case(*each) for each in product("stuvwxyz", "ijkl", "abc")]
+    kept = [vars(each)["callspec"].params for each in conftest._kept(cases)]
+    assert len(kept) == 16
+    assert [len({each[name] for each in kept}) for name in "abc"] == [8, 4, 3]
+    pairs = {(one, each[one], two, each[two]) for each in kept for one, two in ("ab", "ac", "bc")}
+    assert len(pairs) >= 44

@@ -31,7 +31,7 @@ from fuseplan.plans.plan import FusionPlan
 from toy_templates import ToyProduct
 
 KINDS = ("triton:sm_90", "triton:gfx942")
-MOST = 92  # compiles, each up to two seconds of one core
+MOST = 60  # compiles, each up to four seconds of one core
 ROOT = Path(__file__).resolve().parents[2]
 PLANS = (
     "f16[8x64x56x56, nhwc] -> batch_norm -> relu",
@@ -74,7 +74,9 @@ PLANS = (
     "f32[*x64x28x28, nhwc] -> conv2d(64, kernel=3, padding=1, groups=64) -> bias -> relu",
     "f16[*x64x28x28, nhwc] -> conv2d(64, kernel=3, padding=1) -> bias -> relu",
 )
-CASES = list(builds(PLANS, [parse_target(kind) for kind in KINDS]))
+NVIDIA, AMD = (list(builds(PLANS, [parse_target(kind)])) for kind in KINDS)
+# Nothing launches code for AMD's GPUs yet: its first plan of each template.
+CASES = [*NVIDIA, *{each.template.name: each for each in reversed(AMD)}.values()]
 ALLOWED = allowances(ROOT / "benchmarks" / "allowed_spills.toml")
 
 
@@ -130,12 +132,9 @@ def test_exponentials_run_beside_the_products_of_gradients(by: str) -> None:
 
 
 @pytest.mark.parametrize("size", [64, 128])
-@pytest.mark.parametrize("word", ["attention(is_causal=True)", "attention(keys=1000, bias_axes=hst)"])
-def test_no_three_products_of_attention_spill(word: str, size: int) -> None:
-    kernel, target = (
-        lower(match(FusionPlan.parse(f"f32[2x16x1024x{size}, bhsd] -> {word}"))),
-        parse_target(KINDS[0]),
-    )
+def test_no_three_products_of_attention_spill(size: int) -> None:
+    plan = f"f32[2x16x1024x{size}, bhsd] -> attention(keys=1000, bias_axes=hst)"
+    kernel, target = lower(match(FusionPlan.parse(plan))), parse_target(KINDS[0])
     listed = list(GpuAttention.candidates(kernel, target, "default"))
     three = [each for each in listed if each.knobs["arithmetic"] == "tf32x3"]
     assert three

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from cells import parameters
+from cells import covering
 from device.guarded import inputs, output, wanted, worst
 from forced import forced
 from fuseplan.cli.combinations import Cell
@@ -21,7 +21,7 @@ EPSILON = 1e-5  # the operators' own
 SLACK = 64  # roundings of the compute dtype, of the largest value
 
 
-@pytest.mark.parametrize(("turn", "cell", "kind"), parameters("triton:sm_90"))
+@pytest.mark.parametrize(("turn", "cell", "kind"), [*covering("triton:sm_90", whole=True)])
 def test_a_cell_is_computed(turn: int, cell: Cell, kind: type[Template]) -> None:
     compiled = forced(plan := cell.plan(turn), kind, parse_target("cuda"))
     if plan.results:

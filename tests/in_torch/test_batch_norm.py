@@ -64,6 +64,10 @@ def _stack(act: nn.Module) -> Callable[[], nn.Module]:
     )
 
 
+def _layer(act: nn.Module) -> Callable[[], nn.Module]:
+    return lambda: nn.Sequential(nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), act)
+
+
 def _alone(norm: nn.Module) -> Callable[[], nn.Module]:
     return lambda: nn.Sequential(norm, nn.ReLU())
 
@@ -71,10 +75,10 @@ def _alone(norm: nn.Module) -> Callable[[], nn.Module]:
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "relu": (_stack(nn.ReLU()), (2, 3, 20, 18)),
     "silu": (_stack(nn.SiLU()), (2, 3, 20, 18)),
-    "leaky_relu": (_stack(nn.LeakyReLU(0.1)), (2, 3, 20, 18)),
-    "hardswish": (_stack(nn.Hardswish()), (2, 3, 20, 18)),
-    "relu6": (_stack(nn.ReLU6()), (2, 3, 20, 18)),
-    "elu": (_stack(nn.ELU(0.7)), (2, 3, 20, 18)),
+    "leaky_relu": (_layer(nn.LeakyReLU(0.1)), (2, 3, 9, 8)),
+    "hardswish": (_layer(nn.Hardswish()), (2, 3, 9, 8)),
+    "relu6": (_layer(nn.ReLU6()), (2, 3, 9, 8)),
+    "elu": (_layer(nn.ELU(0.7)), (2, 3, 9, 8)),
     "rows": (lambda: nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7), nn.ReLU(), nn.Linear(7, 3)), (9, 5)),
     "1d": (lambda: nn.Sequential(nn.Conv1d(4, 6, 3), nn.BatchNorm1d(6), nn.ReLU()), (3, 4, 11)),
     "3d": (lambda: nn.Sequential(nn.Conv3d(2, 5, 2), nn.BatchNorm3d(5), nn.ReLU()), (2, 2, 4, 5, 6)),

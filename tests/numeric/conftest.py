@@ -3,14 +3,25 @@
 import ctypes
 import mmap
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from fuseplan.backends.cpu import toolchain
 from fuseplan.language.dtypes import dtype_of
 from fuseplan.language.tensor import TensorSpec
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _compiled_once() -> Iterator[None]:
+    """LLVM makes the same code of a text each time: of 414 seconds it took 31 for texts that it had met."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(toolchain, "compile_object", cache(toolchain.compile_object))
+        yield
+
 
 Guarded = Callable[[TensorSpec], NDArray[Any]]
 

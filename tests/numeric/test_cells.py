@@ -2,7 +2,7 @@
 
 import pytest
 
-from cells import parameters
+from cells import covering
 from closeness import assert_close
 from forced import forced, narrowed
 from fuseplan.cli.combinations import Cell
@@ -13,8 +13,12 @@ from training import assert_trained, training_arrays
 WIDTH = 32  # bytes of a vector of cpu:avx2
 
 
-@pytest.mark.part(10)
-@pytest.mark.parametrize(("turn", "cell", "kind"), parameters("cpu:avx2"))
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Each combination, and each template in each dtype and in each layout; with `--whole`, all cells."""
+    is_whole = metafunc.config.getoption("whole")
+    metafunc.parametrize(("turn", "cell", "kind"), [*covering("cpu:avx2", whole=is_whole)])
+
+
 def test_a_cell_is_computed(turn: int, cell: Cell, kind: type[Template]) -> None:
     compiled = forced(plan := cell.plan(turn), kind, narrowed(WIDTH))
     if plan.results:

@@ -3,13 +3,15 @@
 `pytest tests/numeric/test_conformance.py --whole` runs every case in full; so does a GPU (`tests/device`).
 """
 
+from collections.abc import Iterator
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from conformance import ACTIVATIONS, CASES, MIOPEN, MOST, RMS, most, sized
+from conformance import ACTIVATIONS, CASES, MIOPEN, MOST, RMS, Sized, most, sized
 from fuseplan.compile import compile as compile_plan
 from fuseplan.measure.data import evaluated, random_arrays
 from fuseplan.measure.spaces import exact as wide
@@ -17,15 +19,28 @@ from fuseplan.plans.plan import FusionPlan
 from fuseplan.tensors.arrays import empty
 
 ENTRIES = 377  # combinations and shapes
-STEP = 11  # of the plans, one in so many runs, a prime: neighbours are the layouts and dtypes of a shape
+STEP = 11  # a prime, such that all plans are come by: neighbours are the layouts and dtypes of a shape
+GEOMETRY = ("kernel", "stride", "padding", "dilation", "groups", "statistics")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Plans for the fused results: `--whole` runs all, and plans that have no images here; so does a GPU."""
     if "plan" in metafunc.fixturenames:
         is_whole = metafunc.config.getoption("whole")
-        chosen = sized() if is_whole else [each for each in sized() if each.images][::STEP]
+        chosen = sized() if is_whole else list(covering())
         metafunc.parametrize("plan", [each.plan if is_whole else each.small for each in chosen], ids=str)
+
+
+def covering() -> Iterator[Sized]:
+    """Plans with each pair of combination, layout, dtype and activation, and each geometry: 91 of 1,852."""
+    seen, listed = set[Any](), [each for each in sized() if each.images]
+    for place in range(len(listed)):
+        each = listed[place * STEP % len(listed)]
+        own = enumerate((each.case["combo"], each.layout, each.dtype, each.activation))
+        new = {*combinations(own, 2), str([each.case.get(name) for name in GEOMETRY])}
+        if new - seen:
+            seen |= new
+            yield each
 
 
 def test_bounds_are_tighter_than_miopens() -> None:

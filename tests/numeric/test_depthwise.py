@@ -134,6 +134,7 @@ def test_operators_before_and_after(kind: type[Template], before: str, after: st
     assert_close(forced(plan, kind, narrowed(32)), random_arrays(plan, 4), slack=40)
 
 
+@pytest.mark.part(2)
 @BOTH
 @pytest.mark.parametrize("many", [2, 3, 8])
 @pytest.mark.parametrize("width", [16, 64])

@@ -98,6 +98,7 @@ CPU_PLANS = (
 )
 
 
+@pytest.mark.part(2)
 @pytest.mark.parametrize("width", [16, 32, 64])
 @pytest.mark.parametrize("plan", CPU_PLANS)
 def test_numbers_of_a_product_on_a_cpu(plan: str, width: int) -> None:

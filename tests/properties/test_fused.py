@@ -94,7 +94,7 @@ def compiled_or_refused(plan: FusionPlan) -> CompiledPlan | None:
 
 
 @settings(
-    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow]
+    max_examples=50, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow]
 )
 @given(plan=plans(tensors(), max_ops=5, max_contractions=1), seed=st.integers(0, 2**16))
 def test_fused_equals_reference_and_one_at_a_time(plan: FusionPlan, seed: int) -> None:
@@ -125,7 +125,7 @@ def training_plans(draw: st.DrawFn) -> FusionPlan:
     return plan
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(plan=training_plans(), seed=st.integers(0, 2**16))
 def test_fused_training_equals_reference(plan: FusionPlan, seed: int) -> None:
     arrays = random_arrays(plan, seed)
