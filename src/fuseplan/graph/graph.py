@@ -37,7 +37,7 @@ class Graph(Parts):
         stored: Mapping[str, Stored] = MappingProxyType({}),
     ) -> None:
         super().__init__(
-            dict(inputs), list(nodes), list(outputs), dict(constants or {}), list(folded), dict(stored)
+            dict(inputs), list(nodes), list(outputs), dict(constants or {}), list(folded), stored
         )
         self.types = dict(inputs)
         for name, array in self.constants.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -77,7 +78,7 @@ class Parts:
     outputs: list[str] = field(default_factory=list)
     constants: dict[str, Tensor] = field(default_factory=dict)
     folded: list[Origin] = field(default_factory=list)
-    stored: dict[str, Stored] = field(default_factory=dict)
+    stored: Mapping[str, Stored] = field(default_factory=dict)
 
 
 def told(node: Node) -> str:

@@ -9,7 +9,7 @@ from onnx import helper
 
 from fuseplan.graph.formulas import unchanged
 from fuseplan.graph.layer import Layer
-from fuseplan.graph.node import Node, Origin, Parts, Stored
+from fuseplan.graph.node import Node, Origin, Parts
 from fuseplan.graph.op import GraphOp, Tensor
 from fuseplan.graph.ops import Map
 from fuseplan.graph.type import Type, numpy_dtype, type_of
@@ -25,16 +25,11 @@ class Given:
 
     Attributes:
         inputs: names of values; empty where an optional one is left out.
-        is_cast: whether nothing but casts to f32 reads its result.
-        stored: of constants that are added, the integers that they were dequantized from.
         added: the nodes so far.
     """
 
-    def __init__(
-        self, node: Any, parts: Parts, types: dict[str, Type], inputs: list[str], *, is_cast: bool = False
-    ) -> None:
-        self.node, self.inputs, self._parts, self._types, self.is_cast = node, inputs, parts, types, is_cast
-        self.stored: dict[str, Stored] = {}
+    def __init__(self, node: Any, parts: Parts, types: dict[str, Type], inputs: list[str]) -> None:
+        self.node, self.inputs, self._parts, self._types = node, inputs, parts, types
         self.added: list[Node] = []
         self.made: dict[str, Type] = {}
         self.constants: dict[str, Tensor] = {}

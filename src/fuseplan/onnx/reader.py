@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from onnx import TensorProto, checker, defs, helper, numpy_helper, shape_inference
+from onnx import checker, defs, helper, numpy_helper, shape_inference
 
 from fuseplan.errors import PlanError
 from fuseplan.graph.attended import heads_apart
@@ -208,7 +208,7 @@ class _Reader:
 
     def _by_table(self, node: Any, origin: Origin, inputs: list[str]) -> Reason | None:
         """Adds the operators of the table's row, or says why the row does not hold."""
-        given = Given(node, self.parts, self.types, inputs, is_cast=self._is_cast(node))
+        given = Given(node, self.parts, self.types, inputs)
         try:
             result = TABLE[node.op_type](given)
         except (LeftError, PlanError) as error:
@@ -229,7 +229,6 @@ class _Reader:
             return _DONE
         for name, array in given.constants.items():
             self.keep(name, array)
-        self.parts.stored |= given.stored
         names = dict(zip(results, node.output, strict=False))
         for each in given.added:
             name = names.get(each.outputs[0], each.outputs[0])
@@ -238,14 +237,6 @@ class _Reader:
                 self.parts.nodes.append(Node(each.op, each.inputs, (name,), own))
         self.types |= {names.get(name, name): made for name, made in given.made.items()}
         return _DONE
-
-    def _is_cast(self, node: Any) -> bool:
-        """Whether nothing but casts to f32 reads a node's result."""
-        (name, *_), graph = node.output, self.model.graph
-        readers = [each for each in graph.node if name in each.input]
-        is_inside = name in self.inside or any(each.name == name for each in graph.output)
-        to = [each.i for reader in readers if reader.op_type == "Cast" for each in reader.attribute]
-        return not is_inside and to == [TensorProto.FLOAT] * len(readers)
 
     def _folded(self, node: Any, origin: Origin, inputs: list[str]) -> bool:
         """Computes a node that depends on constants alone, or on a shape."""
@@ -256,7 +247,7 @@ class _Reader:
             if name:
                 self.keep(name, array)
         stored = stored_of(node, [self.parts.constants.get(name) for name in inputs])
-        self.parts.stored |= {node.output[0]: stored} if stored else {}
+        self.parts.stored = {**self.parts.stored, **({node.output[0]: stored} if stored else {})}
         self.parts.folded.append(origin)
         return True
 

@@ -80,28 +80,22 @@ def _along(given: Given, axis: int, extent: int, reach: int, stride: int) -> tup
 def convolution(given: Given) -> str:
     """Conv: a convolution, and a bias."""
     given.floats()
-    given.known(1, Why.WEIGHT_NOT_CONSTANT)
-    made = convolved(given, *given.inputs[:2])
-    return given.layer(Bias(), made, given.inputs[2]) if given.has(2) else made
-
-
-def convolved(given: Given, src: str, weight: str) -> str:
-    """The convolution of a node's attributes, of a value in the shape of its first input."""
-    shape = given.type_of(weight).shape or ()
-    window = window_of(given, shape[2:])
+    weight = given.known(1, Why.WEIGHT_NOT_CONSTANT)
+    window = window_of(given, tuple(weight.shape[2:]))
     if tuple(given.attribute("kernel_shape", window.kernel)) != window.kernel:
-        raise LeftError(Why.UNREADABLE, f"kernel_shape beside a weight of {'x'.join(map(str, shape))}")
-    if not given.type_of(src).is_spec or len(window.kernel) > len(CONVOLUTIONS):
-        raise LeftError(Why.SHAPE, given.type_of(src))
+        raise LeftError(Why.UNREADABLE, f"kernel_shape beside a weight of {'x'.join(map(str, weight.shape))}")
+    if not given.type().is_spec or len(window.kernel) > len(CONVOLUTIONS):
+        raise LeftError(Why.SHAPE, given.type())
     op = CONVOLUTIONS[len(window.kernel) - 1](
-        shape[0],
+        weight.shape[0],
         window.kernel,
         stride=window.stride,
         padding=window.padding,
         dilation=window.dilation,
         groups=given.attribute("group", 1),
     )
-    return given.layer(op, src, weight)
+    made = given.layer(op, *given.inputs[:2])
+    return given.layer(Bias(), made, given.inputs[2]) if given.has(2) else made
 
 
 def transposed(given: Given) -> str:

@@ -17,7 +17,7 @@ from onnx import helper
 from fuseplan.graph.ops import Concat, Permute, Reduce, Reshape
 from fuseplan.graph.why import LeftError, Why
 from fuseplan.onnx.given import Given
-from fuseplan.onnx.quantized import dequantized, integer, linear, quantized
+from fuseplan.onnx.quantized import dequantized, quantized
 from fuseplan.onnx.rows import (
     attention,
     average_pool,
@@ -356,8 +356,6 @@ TABLE: dict[str, Row] = {
     "Cast": _cast,
     "DequantizeLinear": dequantized,
     "QuantizeLinear": quantized,
-    **dict.fromkeys(("QLinearConv", "QLinearMatMul"), linear),
-    **dict.fromkeys(("ConvInteger", "MatMulInteger"), integer),
     "Reshape": _reshape,
     "Flatten": _flatten,
     "Gather": gather,
