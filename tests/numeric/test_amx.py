@@ -19,7 +19,7 @@ from fuseplan.backends.cpu.templates.direct import Direct
 from fuseplan.execution.stages import decide
 from fuseplan.kernels.lower import lower
 from fuseplan.kernels.match import match
-from fuseplan.kernels.target import KINDS, Target, host_target
+from fuseplan.kernels.target import KINDS, Target, host_target, parse_target
 from fuseplan.kernels.template import Template
 from fuseplan.measure.data import random_arrays, reference
 from fuseplan.measure.spaces import exact as wide
@@ -68,6 +68,8 @@ WINDOWS = (
     "f32[1x20x3, nwc] -> conv1d(9, kernel=5, padding=4)",
     "bf16[2x20x9x11, nhwc] -> conv2d(37, kernel=(3, 5), stride=2, padding=(1, 3))",
     "bf16[1x64x6x5, nhwc] -> conv2d(37, kernel=3, padding=1)",
+    "i8[2x19x9x11, nhwc] -> conv2d(37, kernel=(3, 5), stride=2, padding=1)",
+    "i8[1x3x23x21, nhwc] -> conv2d(40, kernel=7, stride=2, padding=3)",
 )
 OPEN = (
     "bf16[*x70] -> linear(100) -> bias -> gelu",
@@ -110,6 +112,14 @@ def test_windows_are_gathered(plan: str, rows: int) -> None:
     """Whole runs of taps, a part of them at a time, and those that padding cuts."""
     chosen = replace(next(choices(plan, host())), rows=rows)
     assert_close(forced(plan, Amx, host(), chosen), random_arrays(FusionPlan.parse(plan), 12), slack=32)
+
+
+@pytest.mark.parametrize("plan", [each for each in WINDOWS if each.startswith("i8")])
+def test_windows_of_bytes_are_code_anywhere(plan: str) -> None:
+    """A vector has 64 of them, as many as the conditions have bits."""
+    kernel, target = lower(match(FusionPlan.parse(plan))), parse_target("cpu:amx")
+    for chosen in Amx.candidates(kernel, target, "default"):
+        assert toolchain.portable_object(chosen.emit(kernel, target).text, target)
 
 
 @HAS_TILES

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fuseplan.backends.triton.templates.product import Product
+from fuseplan.backends.triton.templates.product import LEAST_OF_I8, Product
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.lower import lower
 from fuseplan.kernels.match import match
@@ -102,6 +102,7 @@ INTEGERS = (
     "i8[3x40x33, bcs of bsc] -> linear(19) -> dequantize(per=channel)",
     "i8[7x90] -> linear(34) -> dequantize -> glu(silu)",
     "f16[33x40] -> quantize(i8, per=row) -> linear(24) -> dequantize(per=row) -> scale -> relu",
+    "i8[2x12x5x6] -> conv2d(8, kernel=3, padding=1, groups=4)",
 )
 CONVERTED = (
     "i8[33x40] -> dequantize(per=channel) -> linear(24)",
@@ -135,6 +136,10 @@ def test_integers(plan: str, target: Target) -> None:
 def test_forms_of_integers(form: Product) -> None:
     for plan in (INTEGERS[0], INTEGERS[4]):
         assert_interpreted(plan, form)
+
+
+def test_few_channels_of_groups_fill_an_instruction() -> None:
+    assert all(each.depth >= LEAST_OF_I8 for each in candidates(INTEGERS[-1]))
 
 
 def test_integers_by_copies() -> None:

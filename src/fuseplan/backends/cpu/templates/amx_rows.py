@@ -227,7 +227,7 @@ class RowTiles:
             below.append(b.op(I64, f"call i64 @llvm.x86.bmi.bzhi.64(i64 -1, i64 {number.name})"))
         low, high = below
         bits = b.op(I64, f"and i64 {high.name}, {b.op(I64, f'xor i64 {low.name}, -1').name}")
-        first = b.convert("trunc", bits, f"i{size}")
+        first = b.convert("trunc", bits, f"i{size}") if f"i{size}" != I64 else bits
         return b.op(vector(size, I1), f"bitcast {first.type} {first.name} to {vector(size, I1)}")
 
     def _put_parts(self, x: Value, place: Value) -> None:

@@ -308,12 +308,13 @@ def _gathered(kernel: Kernel, target: Target, arithmetic: str) -> Iterator[Knobs
 
 def _depth(kernel: Kernel, probe: Tiles, arithmetic: str) -> int:
     """Products that one step adds to a sum: of channels, of channels and taps where these are one axis."""
+    least = LEAST_OF_I8 if kernel.weight.dtype == "i8" and arithmetic == "native" else 1
     if probe.merged > 1:
-        return power_of_two(probe.channels, 64)
+        return max(least, power_of_two(probe.channels, 64))
     size = max(kernel.src.itemsize, dtype_of(kernel.weight.dtype).itemsize)
     most = 32 if size > 2 or probe.is_flat else 64
-    if kernel.weight.dtype == "i8" and arithmetic == "native":
-        return max(LEAST_OF_I8, power_of_two(probe.channels, most))
+    if least > 1:
+        return max(least, power_of_two(probe.channels, most))
     if arithmetic in ("ieee", "summed"):
         most = min(most, LEAST)
     if arithmetic == "tf32x3" and kernel.contraction.depth < FINE_DEPTH:

@@ -25,9 +25,9 @@ from fuseplan.scalar import Scalar, const, leaves_of
 
 LAUNCH = 3.83e-6  # seconds of a launch besides what follows
 DISPATCH = 0.53e-9  # for each program: 27344 rows of 64 took 8.3 us in 6,836 programs, and 5.8 in 855
-# Of a program: for its first loads, and those of each block that it visits; of a further piece in registers,
-# that many times; for operands that all cells share; the share of its bytes' time that none hides.
-LATENCY, FURTHER, SHARED_LATENCY, UNHIDDEN = 0.103e-6, 4.1, 1.25e-6, 0.15
+# Of a program: for the loads of each block that it visits, or piece in registers; for operands that all cells
+# share; the share of its bytes' time that none hides.
+LATENCY, SHARED_LATENCY, UNHIDDEN = 0.103e-6, 1.25e-6, 0.15
 STEP, MEETING = 2.29e-9, (1.6e-6, 4e-6)  # for a thread's element, an instruction; to meet, of a cell or more
 WAIT, WARP = 0.76e-6, 0.0223e-6  # for warps to join a number; for each of them
 # Of a program that goes through tiles: for each of them, for each instruction of each element that a thread
@@ -233,7 +233,7 @@ class Cost:
             work += (self.parts - 1) * MERGED[self.is_exact] / self.neighbours
         visited = each * turns * len(self.lattice.starts) * work
         memory = self._memory(knobs, min(places, groups) * knobs.cells)
-        chain = LATENCY * (1 + FURTHER * (turns - 1) if is_cut else turns * passes) + STEP * visited
+        chain = LATENCY * turns * passes + STEP * visited
         chain += joined * (WAIT + WARP * knobs.warps) * (knobs.warps > 1)
         chain += MEETING[knobs.cells > 1] * len(self.kernel.statistics) * (knobs.programs > 1)
         chain += UNHIDDEN * self.kernel.minimum_bytes / self.memory * processors / programs
