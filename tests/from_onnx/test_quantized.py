@@ -16,6 +16,7 @@ from onnx import TensorProto, helper
 import fuseplan.onnx
 from fuseplan.cli.commands import fuseplan as command
 from fuseplan.graph import find
+from fuseplan.graph.why import Why
 from fuseplan.onnx.model import OnnxModel
 from fuseplan.onnx.reader import input_types, read
 from fuseplan.onnx.runtime import session_of
@@ -285,6 +286,34 @@ def test_a_dequantized_value_that_others_read_too_is_made_for_them() -> None:
     rounded = np.maximum(np.round(x * 8), -9) / 8
     for got, want in zip(made, (rounded, rounded, rounded + x, -rounded), strict=True):
         np.testing.assert_allclose(got, want, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["ConvInteger", "MatMulInteger"])
+def test_what_onnxruntime_joins_with_sums_of_integers_is_left_to_it(kind: str) -> None:
+    is_product, node = kind == "MatMulInteger", helper.make_node
+    shape, weights, features = (
+        ((9, 6), (6, 8), (8,)) if is_product else ((2, 6, 5, 7), (8, 6, 3, 3), (8, 1, 1))
+    )
+    stored: dict[str, Any] = {"w": RNG.integers(-60, 60, weights).astype(np.int8)}
+    stored |= {"ws": (RNG.random(features) / 200).astype(np.float32), "b": RNG.random(features, np.float32)}
+    nodes = [
+        node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"], "q"),
+        node(kind, ["q", "w", "z"], ["p"], "p"),
+        node("Cast", ["p"], ["f"], "f", to=TensorProto.FLOAT),
+        node("Mul", ["s", "ws"], ["t"], "t"),
+        node("Mul", ["f", "t"], ["m"], "m"),
+        node("Add", ["m", "b"], ["a"], "a"),
+        node("Mul", ["a", "a"], ["v"], "v"),
+        node("Add", ["v", "b"], ["y"], "y"),
+    ]
+    proto = model(nodes, {"x": shape}, ["y"], stored, 21)
+    ours, x = fuseplan.onnx.load(proto, threads=1), RNG.standard_normal(shape, np.float32)
+    (made,), (exact,) = ours.run(None, {"x": x}), ours.exact({"x": x})
+    np.testing.assert_allclose(made, exact, rtol=1e-5, atol=1e-5)
+    left = {node.origin.name: node.why for node in read(proto, input_types(proto)).graph.nodes}
+    joined = {name for name, why in left.items() if why is not None and why.why is Why.JOINED}
+    assert joined == {"f", "t", "m", "a"}
+    assert left["v"] is None
 
 
 def test_joins_and_views_of_equal_scales_move_integers() -> None:

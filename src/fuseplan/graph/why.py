@@ -69,6 +69,10 @@ class Why(Catalogue):
         "calls of plans take the host longer than the plans are estimated to save",
         "choose='measured' times both and keeps the faster one",
     )
+    JOINED = (
+        "ONNX Runtime computes it with a sum of integers in one kernel",
+        "Nothing is to be done",
+    )
     UNMEASURED = (
         "the kernel is not hopper_attention, and cuDNN's takes 0.52 to 0.94 of its time on an H100",
         "choose='measured' times both and keeps the faster one",

@@ -42,6 +42,15 @@ NOT_INFERRED = (
     defs.SchemaError, shape_inference.InferenceError, checker.ValidationError,
     RuntimeError, ValueError, KeyError,
 )  # fmt: skip
+SUMS = ("MatMulInteger", "ConvInteger")
+# What ONNX Runtime joins with these sums, by the operator and what it reads, and what that makes: with the
+# operators apart, a dynamically quantized MLP took 10.1 ms, beside 8.8.
+JOINED = {
+    ("Cast", "sum"): "number",
+    ("Mul", "number"): "product",
+    ("Mul", "scale"): "factor",
+    ("Add", "product"): "done",
+}
 _DONE = Reason(Why.CONSUMER)  # the row's operators are added
 
 
@@ -130,6 +139,9 @@ class _Reader:
     same: dict[str, str] = field(default_factory=dict)  # results that are other values
     protos: dict[str, Any] = field(default_factory=dict)
     calls: dict[tuple[Any, ...], Any] = field(default_factory=dict)  # nodes by what they compute
+    joined: dict[str, str] = field(
+        default_factory=dict
+    )  # values around sums of integers, as `JOINED` has them
     opsets: dict[str, int] = field(init=False)
     inside: set[str] = field(init=False)  # values that inner graphs read, by their names in the model
 
@@ -173,11 +185,26 @@ class _Reader:
         inputs = [*(self.same.get(name, name) for name in node.input), *inside]
         if self._folded(node, origin, inputs) or self._is_repeated(node, origin, inputs):
             return
-        reason = self.leave(origin)
+        reason = self.leave(origin) or self._joined(node, inputs)
         if reason is None and self._is_in_table(node):
             reason = self._by_table(node, origin, inputs)
         if reason is not _DONE:
             self._left(node, origin, [*inputs[: len(node.input)], *inside], reason)
+
+    def _joined(self, node: Any, inputs: list[str]) -> Reason | None:
+        """Why ONNX Runtime computes a node with a sum of integers that it makes a number of; else None."""
+        read = [self.joined.get(name) for name in inputs]
+        made = next(
+            (end for (kind, each), end in JOINED.items() if kind == node.op_type and each in read), ""
+        )
+        if node.op_type in SUMS:
+            self.joined[node.output[0]] = "sum"
+        if node.op_type == "DynamicQuantizeLinear":
+            self.joined[node.output[1]] = "scale"
+        if not made:
+            return None
+        self.joined[node.output[0]] = made
+        return Reason(Why.JOINED)
 
     def _is_repeated(self, node: Any, origin: Origin, inputs: list[str]) -> bool:
         """Takes the results of an earlier node for those of one that computes the same, without chance."""
