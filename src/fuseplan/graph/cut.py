@@ -136,11 +136,11 @@ def bound(plan: FusionPlan, stages: Sequence[Stage]) -> dict[str, Bound]:
     known = {each.key: each for each in plan.operands}
     for step, stage in zip(plan.steps, stages, strict=True):
         for name, each in stage.operands.items():
-            want = known[step.keys[name]]
-            given = each.reshape(want.shape) if isinstance(each, np.ndarray) else each
-            taken = (*kept, want.dtype)
-            is_wide = not names_in(given) and word_of(given.dtype) not in taken  # type: ignore[union-attr]
-            operands[want.key] = given.astype(dtype) if is_wide else given  # type: ignore[union-attr]
+            key = step.keys[name]
+            given = each.reshape(known[key].shape) if isinstance(each, np.ndarray) else each
+            if not names_in(given) and word_of(given.dtype) not in (*kept, known[key].dtype):  # type: ignore[union-attr]
+                given = given.astype(dtype)  # type: ignore[union-attr]
+            operands[key] = given
     return operands
 
 
