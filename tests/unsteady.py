@@ -32,7 +32,7 @@ class OutOfRangeError(Exception):
 
 
 def _coarse(step: Step) -> float:
-    """What a product's factors are rounded to: tf32, or src's dtype where a prologue made them."""
+    """The rounding of a product's factors: to tf32, or to src's dtype where a prologue made them."""
     if step.op.kind != "contraction":
         return 0.0
     if step.op.attributes().get("precision") == "tf32":

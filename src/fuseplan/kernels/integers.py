@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Integers:
-    """What `Kernel` has for products of integers."""
+    """The properties of a `Kernel` that multiplies integers."""
 
     src: TensorSpec
     prologue: tuple[Any, ...]

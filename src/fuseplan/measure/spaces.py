@@ -192,7 +192,7 @@ def empty(spec: TensorSpec | Dense, device: Any = None, fill: float | None = Non
 
 
 def unwritten(dtype: str) -> float:
-    """What an element holds before a kernel writes it: NaN, or an integer at an end of the range."""
+    """The value of an element before a kernel writes it: NaN, or an integer at an end of the range."""
     row = dtype_of(dtype)
     return math.nan if row.is_float else row.least or row.largest
 

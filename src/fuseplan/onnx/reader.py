@@ -43,7 +43,7 @@ NOT_INFERRED = (
     RuntimeError, ValueError, KeyError,
 )  # fmt: skip
 SUMS = ("MatMulInteger", "ConvInteger")
-# What ONNX Runtime joins with these sums, by the operator and what it reads, and what that makes: with the
+# Operators that ONNX Runtime joins with these sums, each with a value that it reads, and its result: with the
 # operators apart, a dynamically quantized MLP took 10.1 ms, beside 8.8.
 JOINED = {
     ("Cast", "sum"): "number",
@@ -139,9 +139,7 @@ class _Reader:
     same: dict[str, str] = field(default_factory=dict)  # results that are other values
     protos: dict[str, Any] = field(default_factory=dict)
     calls: dict[tuple[Any, ...], Any] = field(default_factory=dict)  # nodes by what they compute
-    joined: dict[str, str] = field(
-        default_factory=dict
-    )  # values around sums of integers, as `JOINED` has them
+    joined: dict[str, str] = field(default_factory=dict)  # values around sums: see `JOINED`
     opsets: dict[str, int] = field(init=False)
     inside: set[str] = field(init=False)  # values that inner graphs read, by their names in the model
 

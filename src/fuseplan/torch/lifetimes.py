@@ -320,7 +320,7 @@ def _is_in(names: str, node: fx.Node) -> bool:
 
 
 def function_of(node: fx.Node, *, in_place: bool) -> Any:
-    """What computes a node: a function of torch's own, or of ours, in the place of an operator of ATen's.
+    """The function that computes a node: torch's own, or ours, in the place of an operator of ATen's.
 
     `in_place`: it may write into its first argument.
     """

@@ -17,7 +17,7 @@ VIEWS = {
 
 
 def replacing(node: fx.Node, *, in_place: bool) -> Callable[..., torch.Tensor]:
-    """What computes a node that calls one of `VIEWS`.
+    """The function that computes a node which calls one of `VIEWS`.
 
     Args:
         node: the node.

@@ -78,7 +78,7 @@ class Dot:
         return low <= numbers[0] + shift and numbers[1] + shift <= high
 
     def shift(self, numbers: Bounds) -> int:
-        """What is added to src's numbers, so that 8 bits hold those between two."""
+        """The number that is added to src's, so that 8 bits hold the integers between two."""
         return int(bounds_of(self.dtype)[0] - numbers[0]) if self.channels == _UNIT else 0
 
 

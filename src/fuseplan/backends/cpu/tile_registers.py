@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from fuseplan.backends.cpu.ir import Builder, Index, Value
 from fuseplan.backends.cpu.loops import LINE_BYTES
 from fuseplan.kernels.kernel import Kernel
+from fuseplan.language.bounds import EXACT_IN_I32
 
 ROWS, ROW_BYTES = 16, 64
 TILE_BYTES = ROWS * ROW_BYTES
@@ -59,7 +60,7 @@ def factors_of(kernel: Kernel) -> Factors | None:
     dtype = kernel.src.dtype
     is_plain = kernel.weight.dtype == dtype and not kernel.contraction.factor
     is_plain &= dtype == "i8" or kernel.compute_dtype == "f32"
-    return FACTORS.get(dtype) if is_plain and kernel.largest_sum < 2**31 else None
+    return FACTORS.get(dtype) if is_plain and kernel.largest_sum < EXACT_IN_I32 else None
 
 
 class Tiles:

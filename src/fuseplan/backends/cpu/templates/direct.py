@@ -86,16 +86,20 @@ class Direct(DirectKnobs):
                 yield replace(blocked, dots=True)
             yield blocked
 
+    def _dot(self, kernel: Kernel, target: Target) -> dots.Dot | None:
+        """The instruction that adds several products to a sum; None where each is added alone."""
+        return dots.of(kernel, target) if self.dots else None
+
     def traffic(self, kernel: Kernel, target: Target) -> Traffic:
         kernel = as_rows(kernel)
-        dot = dots.of(kernel, target) if self.dots else None
+        dot = self._dot(kernel, target)
         plan = staging.staged(largest(kernel), held=dots.held(dot, kernel) if dot else None)
         # A thread's own part stays in its caches.
         return moved_once(kernel, 0 if self.lines else plan.elements * plan.itemsize)
 
     def waste(self, kernel: Kernel, target: Target) -> float:
         taken, kernel = _narrowed(kernel, target), largest(as_rows(kernel))
-        dot = dots.of(kernel, target) if self.dots else None
+        dot = self._dot(kernel, target)
         speed = 1 if taken == target else _OF_HALVES
         if dot:
             speed = dots.speed(dot, target) * dot.lanes / lanes(kernel, target)
@@ -125,7 +129,7 @@ class Direct(DirectKnobs):
         return self._panels(conv, kernel, target)
 
     def _panels(self, conv: Contraction, kernel: Kernel, target: Target) -> tuple[Step, ...]:
-        dot = dots.of(kernel, target) if self.dots else None
+        dot = self._dot(kernel, target)
         panel = self.vectors * (dot.lanes if dot else lanes(kernel, target))
         panels = -(-conv.features_per_group // panel)
         groups = conv.groups * (conv.batch if conv.weight_per_batch else 1)
@@ -178,7 +182,7 @@ def _width(kernel: Kernel, target: Target) -> int:
 
 
 def _staged(kernel: Kernel, target: Target) -> Staged:
-    """What the loops read, but for bf16 of which several products are one instruction: that is not copied."""
+    """The elements that the loops read; bf16 of which an instruction multiplies several is not copied."""
     dot = dots.of(kernel, target)
     is_held = dot is not None and dot.sums == "i32"
     return staging.staged(kernel, held=dots.held(dot, kernel) if dot and is_held else None)

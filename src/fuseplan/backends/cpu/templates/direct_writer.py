@@ -197,7 +197,7 @@ class DirectWriter:
         return each * -(-features // (each * self.lanes))
 
     def _fill_firsts(self, firsts: Value, weight: Value, features: int) -> None:
-        """What the sums of a panel begin with: src's numbers are larger by `shift` than they are."""
+        """The numbers that sums of a panel begin with, since src's are larger by `shift` than they are."""
         b = self.b
         vectors = -(-self._vectors(features) * self.lanes // self.wide)
         totals, ones = self._sums(1, vectors), b.const(0x01010101, vector(self.wide, "i32"))
