@@ -29,7 +29,7 @@ def wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     right = Session._launch
 
     def launched(session: Session, step: Launch) -> Callable[[Any], Any]:
-        call, dst = right(session, step), step.dst.array(session._memory)
+        call, dst = right(session, step), session._room.at(step.dst)
         is_block = any(node.origin.name == "block.conv" for node in step.site.nodes)
 
         def spoilt(live: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import mmap
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from fuseplan.compile import CompiledPlan
 from fuseplan.execution.run import BoundPlan
-from fuseplan.graph.write import Late, aligned
+from fuseplan.graph.write import Late
 
 
 class Packs:
@@ -25,12 +25,18 @@ class Packs:
     def __init__(self) -> None:
         self._known: dict[Any, tuple[BoundPlan, Any]] = {}
 
-    def bound(self, compiled: CompiledPlan, constants: Mapping[str, Any]) -> BoundPlan:
-        """The plan with its constants bound; an ArgumentError where one is not what the plan takes."""
+    def bound(
+        self, compiled: CompiledPlan, constants: Mapping[str, Any], lay: Callable[[Any], Any]
+    ) -> BoundPlan:
+        """The plan with its constants bound, as `lay` gives them to kernels.
+
+        Raises:
+            ArgumentError: a constant is not what the plan takes.
+        """
         marks = tuple((key, _mark(each)) for key, each in sorted(constants.items()))
         key = str(compiled.plan), compiled.records.choice.template.text, marks
         if key not in self._known:
-            values = {name: aligned(each) for name, each in constants.items()}
+            values = {name: lay(each) for name, each in constants.items()}
             made = compiled.borrow(values)
             places = {name: each for name, each in constants.items() if isinstance(each, np.ndarray)}
             self._known[key] = made, (places, {name: values[name] for name in made.lent & values.keys()})

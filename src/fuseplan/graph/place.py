@@ -39,6 +39,7 @@ class Placed:
         return array
 
 
+GPU_LINE = 16  # bytes: what threads of a GPU move at once, and what its copy engines take
 Held = Placed | str  # a value in the arena, or the name of one that a run holds wherever it is
 
 
@@ -163,7 +164,8 @@ class _Placer:
         return Placed(buffer)
 
     def _launch(self, site: Site) -> None:
-        src = self._beside(site) if site.beside else self._as(site.src, site.plan.src)
+        line = line_of(site)
+        src = self._beside(site) if site.beside else self._as(site.src, site.plan.src, line)
         named = {key: each for key, each in site.operands.items() if names_in(each)}
         declared = {each.key: each for each in site.plan.operands}
         bound, given = dict[str, Placed](), dict[str, Held]()
@@ -172,11 +174,13 @@ class _Placer:
             if isinstance(each, Joined):
                 given[key] = self._joined(each)
             elif spec is not None and isinstance(each, str):
-                bound[key] = self._as(each, spec)
+                bound[key] = self._as(each, spec, line)
             else:
                 given[key] = self._held(str(each))
         made = site.plan.output
-        dst = self._range(site.into) if site.into else self._new(made, made.element_strides)
+        dst = self._range(site.into) if site.into else None
+        if dst is None or not _begins(dst, line):
+            dst = self._new(made, made.element_strides)
         self.made.at[site.dst] = dst
         self.made.at |= {name: replace(dst, views=(op,)) for name, op in site.ranges.items()}
         self._step(Launch(site, src, dst, bound, given))
@@ -198,13 +202,15 @@ class _Placer:
         if first is not None and len(placed) == len(parts):
             memories = {id(each.buffer): each.buffer.alone() for each in placed}
             arrays = [each.viewed(memories[id(each.buffer)]) for each in placed]
-            if are_beside(arrays, axis):
+            if are_beside(arrays, axis) and _begins(first, line_of(site)):
                 span = Span(axis, site.plan.src.shape[axis])
                 return replace(first, views=(*first.views, span))
         return self._joined(site.beside, site.plan.src.element_strides)
 
-    def _as(self, name: str, spec: TensorSpec | Dense) -> Placed:
+    def _as(self, name: str, spec: TensorSpec | Dense, line: int) -> Placed:
         """A value as an operator of plans takes it: a copy where it lies in another way, or anywhere.
+
+        It begins at a multiple of `line` bytes.
 
         The value may lack axes of extent 1 that the operator's tensor has.
         """
@@ -212,7 +218,7 @@ class _Placer:
         if made.shape != spec.shape and isinstance(held, Placed):
             held = replace(held, views=(*held.views, Reshape(spec.shape)))
         strides = spec.element_strides
-        if isinstance(held, Placed) and _lies(held, strides):
+        if isinstance(held, Placed) and _lies(held, strides) and _begins(held, line):
             return held
         known = self.copies.get((name, strides))
         if known is None:
@@ -274,6 +280,17 @@ def made_by(step: Step) -> tuple[str, ...]:
     if isinstance(step, Compute):
         return tuple(filter(None, step.node.outputs))
     return step.unit.writes if isinstance(step, Call) else ()
+
+
+def line_of(site: Site) -> int:
+    """Bytes that tensors of a site begin at a multiple of."""
+    return GPU_LINE if site.records.target.processors else 1
+
+
+def _begins(held: Placed, line: int) -> bool:
+    """Whether a value begins at a multiple of so many bytes, as its buffer does."""
+    memory = held.buffer.alone()
+    return (held.viewed(memory).ctypes.data - memory.ctypes.data) % line == 0
 
 
 def _lies(held: Placed, strides: Sequence[int]) -> bool:

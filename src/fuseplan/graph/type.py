@@ -15,6 +15,7 @@ from fuseplan.language.dtypes import DTYPES, STORED
 from fuseplan.language.layouts import LAYOUTS
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.messages.excerpt import shown
+from fuseplan.tensors.arrays import is_torch
 
 # NumPy's names of dtypes, and the words for them: those of plans, and others that frameworks have.
 WORDS = STORED | {
@@ -106,20 +107,27 @@ class Type:
         return cls(shape, found[1], found[3] or "")
 
 
+def is_array(value: Any) -> bool:
+    """Whether it is an array of NumPy's or a tensor of torch's."""
+    return isinstance(value, np.ndarray) or is_torch(value)
+
+
 def type_of(array: Any) -> Type:
     """The type of an array."""
     return Type(tuple(array.shape), word_of(array.dtype))
 
 
 def types_of(values: Mapping[str, Any]) -> dict[str, Type]:
-    """The types of values, of which types tell their own; `?` where a value is no array."""
-    found = {name: type_of(each) for name, each in values.items() if isinstance(each, np.ndarray)}
+    """The types of values, of which types tell their own; `?` where a value is no array or tensor."""
+    found = {name: type_of(each) for name, each in values.items() if is_array(each)}
     other = (each if isinstance(each, Type) else Type(None, "?") for each in values.values())
     return dict(zip(values, other, strict=True)) | found
 
 
 def word_of(dtype: Any) -> str:
-    """The word for a dtype of NumPy or ml_dtypes."""
+    """The word for a dtype of NumPy, ml_dtypes or torch."""
+    if str(dtype).startswith("torch."):
+        return WORDS.get(str(dtype)[len("torch.") :], str(dtype))
     name = np.dtype(dtype).name
     return "str" if np.dtype(dtype).kind in "US" else WORDS.get(name, name)
 

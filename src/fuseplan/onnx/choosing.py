@@ -17,13 +17,14 @@ from fuseplan.graph.find import find
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.layer import Layer
 from fuseplan.graph.node import Origin
+from fuseplan.graph.op import GraphOp
 from fuseplan.graph.ops import Map, Reduce
 from fuseplan.graph.rules import Rule
 from fuseplan.graph.schedule import unit_of
 from fuseplan.graph.trial import launch
 from fuseplan.graph.type import Type
 from fuseplan.graph.why import Reason, Why
-from fuseplan.kernels.target import Target
+from fuseplan.kernels.target import Target, available_threads
 from fuseplan.kernels.template import Accuracy
 from fuseplan.measure.machine import version_of
 from fuseplan.onnx.reader import ReadModel, read
@@ -31,7 +32,8 @@ from fuseplan.onnx.runtime import RUNTIME, Onnx
 from fuseplan.system.locks import cached_property
 
 NONE: Mapping[str, Any] = MappingProxyType({})
-COMPUTED = (Layer, Map, Reduce)  # operators with arithmetic
+# Operators with arithmetic; all but the first are torch's on a GPU.
+COMPUTED: tuple[type[GraphOp], ...] = (Layer, Map, Reduce)
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,11 @@ class How:
     choose: Mode
     rules: tuple[Rule, ...] = ()
 
+    @property
+    def threads(self) -> int:
+        """The most threads of ONNX Runtime."""
+        return available_threads() if self.target.processors else self.target.threads
+
 
 def cut_of(
     proto: Any,
@@ -65,7 +72,7 @@ def cut_of(
         example: arrays for the inputs, which sites are measured with; random ones where there are none.
         opened: gives sites of a cut kernels that serve other extents too.
     """
-    framework, left = Runtime(proto, types, how.target.threads, example), dict[Origin, Reason]()
+    framework, left = Runtime(proto, types, how.threads, example), dict[Origin, Reason]()
     reverted, tried = list[Site](), list[Attempt]()
     while True:
         model = read(proto, types, left.get)
@@ -73,7 +80,7 @@ def cut_of(
         cut = chosen(opened(found), framework, how.choose, is_built)
         reverted += cut.reverted
         gone = {node.origin: cut.left[id(node)] for site in cut.reverted for node in site.nodes}
-        gone |= _computed(cut, framework)
+        gone |= _computed(cut, framework, COMPUTED[:1] if how.target.processors else COMPUTED)
         if not gone:
             return model, replace(cut, reverted=tuple(reverted), tried=(*tried, *cut.tried))
         left |= gone
@@ -81,8 +88,8 @@ def cut_of(
         tried += [each for each in ends if any(node.origin in gone for node in each.nodes)]
 
 
-def _computed(cut: Cut, framework: Runtime) -> dict[Origin, Reason]:
-    """The operators in no plan that NumPy would compute, in float64, and ONNX Runtime takes.
+def _computed(cut: Cut, framework: Runtime, kinds: tuple[type[GraphOp], ...]) -> dict[Origin, Reason]:
+    """The operators of some kinds in no plan, which NumPy would compute in float64, and ONNX Runtime takes.
 
     An average pool of a classifier took 2.8 s a run in NumPy.
     """
@@ -90,7 +97,7 @@ def _computed(cut: Cut, framework: Runtime) -> dict[Origin, Reason]:
     found = dict[Origin, Reason]()
     for node in cut.graph.nodes:
         reason = cut.reason(node)
-        if reason is None or node.origin in inside or not isinstance(node.op, COMPUTED):
+        if reason is None or node.origin in inside or not isinstance(node.op, kinds):
             continue
         if cut.graph.types[node.outputs[0]].is_float and framework.takes(node.origin):
             found[node.origin] = reason

@@ -19,11 +19,12 @@ from fuseplan.graph.cut import Cut
 from fuseplan.graph.opened import OpenKernels
 from fuseplan.graph.packed import Packs
 from fuseplan.graph.place import Call, place
+from fuseplan.graph.room import room_on
 from fuseplan.graph.rules import Rule
 from fuseplan.graph.schedule import schedule
 from fuseplan.graph.session import Session
-from fuseplan.graph.type import Type, types_of
-from fuseplan.kernels.target import Target, parse_target
+from fuseplan.graph.type import Type, is_array, types_of
+from fuseplan.kernels.target import Target
 from fuseplan.kernels.template import Accuracy
 from fuseplan.language.tensor import MAX_BYTES
 from fuseplan.onnx.choosing import NONE, How, cut_of
@@ -41,6 +42,7 @@ from fuseplan.reports.report import Report
 from fuseplan.reports.tried import Tried, tried
 from fuseplan.system import limits
 from fuseplan.system.locks import Lock
+from fuseplan.tensors.arrays import is_torch
 
 
 class Prepared:
@@ -62,8 +64,8 @@ class Prepared:
         packs: Packs,
     ) -> None:
         self.model, cut = cut_of(proto, types, how, example=example, opened=kernels.serve)
-        self.library = Onnx(proto, how.target.threads)
-        self.session = Session(cut, {LIBRARY: self.library}, release, packs)
+        self.library = Onnx(proto, how.threads)
+        self.session = Session(cut, {LIBRARY: self.library}, release, packs, room_on(how.target))
         release()
 
 
@@ -97,10 +99,11 @@ class OnnxModel:
 
         Args:
             output_names: which outputs; None for all.
-            input_feed: arrays by the names of the inputs.
+            input_feed: arrays by the names of the inputs; of a model on a GPU, also torch's tensors.
 
         Returns:
-            The outputs in that order, in memory of their own.
+            The outputs in that order, in memory of their own: NumPy's arrays; of a model on a GPU, torch's
+            tensors there where an input is one.
 
         Raises:
             ArgumentError: an input or output is missing or unknown, or an input has another type than the
@@ -116,7 +119,8 @@ class OnnxModel:
         given, types = self._read(input_feed)
         prepared = self.prepare(types, given)
         made = prepared.session(given)
-        return [made[prepared.model.outputs[name]] for name in wanted]
+        found = [made[prepared.model.outputs[name]] for name in wanted]
+        return found if any(map(is_torch, given.values())) else [*map(prepared.session.to_host, found)]
 
     def prepare(self, types: Mapping[str, Type] | None = None, example: Mapping[str, Any] = NONE) -> Prepared:
         """The model read, cut and compiled for types of its inputs; as declared unless given.
@@ -153,7 +157,7 @@ class OnnxModel:
         prepared, _, cut = self._cut(types)
         if prepared is not None:
             return report_of(prepared.session.placement, self._how.target, prepared.library.names)
-        placement, library = place(cut, schedule(cut)), Onnx(self._proto, self._how.target.threads)
+        placement, library = place(cut, schedule(cut)), Onnx(self._proto, self._how.threads)
         for step in placement.steps:
             if isinstance(step, Call):
                 with contextlib.suppress(BuildError):
@@ -188,7 +192,7 @@ class OnnxModel:
         given = {name: _array(each) for name, each in input_feed.items()}
         types = types_of(given)
         _, found, cut = self._cut(types)
-        seconds = seconds_of(whole(self._proto), found.protos, given, self._how.target.threads)
+        seconds = seconds_of(whole(self._proto), found.protos, given, self._how.threads)
         told = report_of(place(cut, schedule(cut)), self._how.target)
         return profiled(told, found.graph, self._how.target, RUNTIME, seconds)
 
@@ -261,7 +265,7 @@ class OnnxModel:
             BuildError: ONNX Runtime is not installed, or does not run the model.
         """
         try:
-            call = runtime_of(whole(self._proto), self._how.target.threads, left_out=())
+            call = runtime_of(whole(self._proto), self._how.threads, left_out=())
             call(self.outputs, input_feed)
         except BuildError:
             raise
@@ -273,10 +277,13 @@ class OnnxModel:
         """The arrays of a call by name, and their types."""
         if not isinstance(input_feed, Mapping):
             raise ArgumentError(f"inputs are a dictionary of arrays by name; got {a_thing(input_feed)}")
-        given = {name: _array(each) for name, each in input_feed.items()}
+        is_on_gpu = self._how.target.processors > 0
+        given = {
+            name: each if is_on_gpu and is_torch(each) else _array(each) for name, each in input_feed.items()
+        }
         for name, each in given.items():
             want = self.inputs.get(name)
-            if want and want.dtype != "?" and not isinstance(each, np.ndarray):
+            if want and want.dtype != "?" and not is_array(each):
                 raise ArgumentError(f"the input {name!r} is {a_thing(each)}; want an array of {want}")
         return given, types_of(given)
 
@@ -338,7 +345,9 @@ def load(
 
     Args:
         model: the path of a file, whose external data lies in the file's folder; or an onnx.ModelProto.
-        target: `cpu`, this machine.
+        target: `cpu`, this machine; or `cuda` or `cuda:1`, a GPU of it: values lie there, and operators that
+            no plan computes are ONNX Runtime's on the CPU. From the second call on, a model without such
+            operators is one CUDA graph. A kind of GPU, such as `triton:sm_90`, is for reports alone.
         threads: the most threads of a launch; the `FUSEPLAN_THREADS` setting or all cores unless given.
         accuracy: as for `fuseplan.compile`.
         choose: `predicted`: each plan that has a kernel computes its operators, except where a stored
@@ -354,6 +363,8 @@ def load(
         OSError: the file cannot be read.
     """
     known = decide("f32[1x1] -> relu", target, threads=threads).target
-    if parse_target(known).backend != "cpu":
-        raise ArgumentError(f"models run on the cpu; got {known}")
+    if known.backend == "reference":
+        raise ArgumentError(f"models run on the cpu and on GPUs; got {known}. `exact` computes in float64")
+    if known.processors and choose != "predicted":
+        raise ArgumentError("plans are measured beside ONNX Runtime on the cpu: want choose='predicted'")
     return OnnxModel(model_of(model), How(known, accuracy, checked_mode(choose), tuple(rules)))

@@ -51,7 +51,7 @@ def _tiles(report: Report) -> Iterator[str]:
     shares = "".join(f'<i class="{state}" style="flex:{states[state]}"></i>' for state in STATES)
     told = ", ".join(f"{states[state]} {state}" for state in STATES if states[state])
     launches = report.launches
-    by = {"kernels": launches.kernels, "by NumPy": launches.numpy, "by copies": launches.copies}
+    by = {"kernels": launches.kernels, f"by {report.ours}": launches.numpy, "by copies": launches.copies}
     by |= {f"by {name}": count for name, count in launches.libraries.items()}
     after = ", ".join(f"{count} {word}" for word, count in by.items() if count)
     copied = bytes_text(sum(each.moved for each in report.copies))

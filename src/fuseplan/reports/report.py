@@ -193,7 +193,7 @@ class Launches:
     Attributes:
         before: operators that the framework runs: all that are no views and do not fold.
         kernels: launches of our kernels.
-        numpy: operators that NumPy runs.
+        numpy: operators that NumPy runs; torch, on a GPU.
         copies: values that are copied.
         libraries: operators that other libraries run, by what runs them.
     """
@@ -247,6 +247,11 @@ class Report(Printed):
     unkept: str = ""
     schema: str = SCHEMA
 
+    @property
+    def ours(self) -> str:
+        """What runs the operators of a graph that are in no plan, and no other library's."""
+        return "NumPy" if self.target.startswith("cpu") else "torch"
+
     def lines(self) -> Iterator[str]:
         """What runs, the plans, what is in no plan, and why plans end."""
         states = collections.Counter(row.state for row in self.operators)
@@ -258,7 +263,7 @@ class Report(Printed):
         libraries = "".join(f", {count} by {name}" for name, count in launches.libraries.items())
         yield (
             f"launches: {launches.before} before; {launches.after} after: "
-            f"{counted(launches.kernels, 'kernel')}, {launches.numpy} by NumPy{libraries}, "
+            f"{counted(launches.kernels, 'kernel')}, {launches.numpy} by {self.ours}{libraries}, "
             f"{launches.copies} by copies"
         )
         moved = sum(each.moved for each in self.copies)
