@@ -82,12 +82,8 @@ class Product(Knobs, GpuTemplate):
     @classmethod
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
         has_counters = kernel.open_axis is None  # for all tiles of a call
-        # Bytes that are made in registers stand first: a candidate of `f16[256x1024] -> quantize(i8, per=row)
-        # -> linear(512) -> dequantize(f16, per=row)` failed on an H200, where launches overlap. Two launches
-        # of each of the 28 were right.
-        stands_first = bool(kernel.prologue) and kernel.weight.dtype == "i8"
         for knobs in choices(kernel.representative, target, accuracy):
-            if (has_counters or knobs.split == 1) and not (stands_first and knobs.swapped):
+            if has_counters or knobs.split == 1:
                 yield cls(**vars(knobs))
 
     def packed_weight(self, kernel: Kernel) -> Packing:
