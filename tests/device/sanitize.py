@@ -68,8 +68,8 @@ def _takes(kind: type[Template], target: Target, text: str) -> bool:
     return is_small and first_refusal(kind.limits(kernel, target, "default"), kind.name) is None
 
 
-def run_one(template: str, text: str) -> None:
-    """The plan on that template, checked."""
+def run_one(template: str, text: str, is_judged: bool) -> None:
+    """The plan on that template, beside float64 where it is judged: that runs torch's kernels too."""
     import torch
 
     from fuseplan.compile import compile as compile_plan
@@ -77,12 +77,18 @@ def run_one(template: str, text: str) -> None:
 
     torch.set_grad_enabled(False)
     compiled = compile_plan(text, "cuda", template=template)
-    compare(compiled, compiled.plan, ground_of(compiled.plan, compiled.target, 1))
+    ground = ground_of(compiled.plan, compiled.target, 1)
+    if is_judged:
+        compare(compiled, compiled.plan, ground)
+    else:
+        ground.call(compiled.bind)()
+        torch.cuda.synchronize()
 
 
 def checked(tool: str, template: str, text: str) -> dict[str, object]:
     """What a tool, or "plain" for none, says of a case."""
     own = [sys.executable, str(HERE), "--run", template, text]
+    own += [] if tool == "plain" else ["--unjudged"]
     under = ["compute-sanitizer", "--tool", tool, "--error-exitcode", str(WRONG), "--print-limit", "5"]
     try:
         ran = subprocess.run(
@@ -111,9 +117,10 @@ def main() -> int:
     )
     parser.add_argument("--tools", default=",".join(TOOLS))
     parser.add_argument("--run", nargs=2, metavar=("TEMPLATE", "PLAN"), help="run one case, without a tool")
+    parser.add_argument("--unjudged", action="store_true", help="with --run: the result is not looked at")
     given = parser.parse_args()
     if given.run:
-        run_one(*given.run)
+        run_one(given.run[0], given.run[1], is_judged=not given.unjudged)
         return 0
     if shutil.which("compute-sanitizer") is None:
         print("compute-sanitizer is not on the PATH; it comes with the CUDA toolkit", file=sys.stderr)

@@ -149,6 +149,8 @@ def test_kinds_of_gpus_are_for_reports_alone() -> None:
     assert len(model.fused(types).functions) > 5
     with pytest.raises(ArgumentError, match="a model runs on 'cuda' or 'cuda:1'"):
         model.prepare(types)
+    with pytest.raises(ArgumentError, match="load the model for 'cpu'"):
+        model.profile({"x": np.zeros((1, 3, 32, 32), np.float32)})
     with pytest.raises(ArgumentError, match="is a kind of GPU"):
         room_on(parse_target("triton:gfx942"))
     with pytest.raises(ArgumentError, match="want choose='predicted'"):

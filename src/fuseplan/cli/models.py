@@ -206,7 +206,8 @@ def run_model(asked: Asked, shapes: Iterable[str], seed: int, choose: str) -> Mo
     made = model.run(None, given)
     calls = {"fuseplan": lambda: model.run(None, given)}
     try:
-        peer, run = "onnxruntime", model.peer(given)
+        peer = "onnxruntime" if model.is_on_cpu else "onnxruntime on the cpu"
+        run = model.peer(given)
         want, calls[peer] = run(), run
     except BuildError as refused:
         Screen(stderr=True).tell(f"beside float64, since {refused}")

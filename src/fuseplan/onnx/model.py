@@ -186,12 +186,13 @@ class OnnxModel:
             input_feed: as for `run`.
 
         Raises:
-            ArgumentError: as for `run`.
+            ArgumentError: as for `run`; or the model is for a GPU.
             BuildError: ONNX Runtime is not installed.
         """
+        if not self.is_on_cpu:
+            raise ArgumentError("operators are timed by ONNX Runtime on the cpu: load the model for 'cpu'")
         given = {name: _array(each) for name, each in input_feed.items()}
-        types = types_of(given)
-        _, found, cut = self._cut(types)
+        _, found, cut = self._cut(types_of(given))
         seconds = seconds_of(whole(self._proto), found.protos, given, self._how.threads)
         told = report_of(place(cut, schedule(cut)), self._how.target)
         return profiled(told, found.graph, self._how.target, RUNTIME, seconds)
@@ -225,6 +226,11 @@ class OnnxModel:
         if self._kernels is None:
             self._kernels = open_kernels(self._proto, types)
         return self._kernels
+
+    @property
+    def is_on_cpu(self) -> bool:
+        """Whether the model is compiled for a CPU."""
+        return not self._how.target.processors
 
     @property
     def example(self) -> dict[str, Type]:
@@ -277,9 +283,9 @@ class OnnxModel:
         """The arrays of a call by name, and their types."""
         if not isinstance(input_feed, Mapping):
             raise ArgumentError(f"inputs are a dictionary of arrays by name; got {a_thing(input_feed)}")
-        is_on_gpu = self._how.target.processors > 0
         given = {
-            name: each if is_on_gpu and is_torch(each) else _array(each) for name, each in input_feed.items()
+            name: _array(each) if self.is_on_cpu or not is_torch(each) else each
+            for name, each in input_feed.items()
         }
         for name, each in given.items():
             want = self.inputs.get(name)
