@@ -255,7 +255,7 @@ def test_launches_are_bound_anew_where_they_have_copies() -> None:
     arenas = whole.fusion._planned
     whole(src)
     for tensor, is_copied in ((module.linear.weight, True), (module.places, False), (module.last.bias, True)):
-        (arena,) = arenas._free[0]
+        (arena,) = arenas._free[0][0].bound
         held = arena.held
         tensor.mul_(1.25)
         close((whole(src),), (module(src),))

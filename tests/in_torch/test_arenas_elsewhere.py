@@ -62,7 +62,7 @@ def test_streams_have_arenas_of_their_own(queue: PretendQueue) -> None:
         src = torch.randn(SHAPE)
         close(whole(src), module(src))
     assert {stream: len(free) for stream, free in arenas._free.items()} == {7: 1, 9: 1, 0: 1}
-    places = [_places(free[0]) for free in arenas._free.values()]
+    places = [_places(free[0].bound[0]) for free in arenas._free.values()]
     assert all(map(len, places))
     assert len(set.union(*places)) == sum(map(len, places))
     assert all(each.offset % 512 == 0 for each in arenas._lives.buffers.values())
@@ -88,13 +88,13 @@ def test_a_recorded_call_has_memory_and_packed_weights_of_its_own(
     assert not any(kept), "elements that are there when a graph has run"
     queue.capturing = False
     close(whole(src), module(src))
-    (arena,) = arenas._free[7]
+    (arena,) = arenas._free[7][0].bound
     held, packed = arena.held, [dict(each) for each in kept]
     assert any(packed)
     queue.capturing = True
     module.first.weight.mul_(2)
     close(whole(src), module(src))
-    assert arenas._free[7] == [arena]
+    assert arenas._free[7][0].bound == [arena]
     assert arena.held is held
     assert [each.keys() for each in kept] == [each.keys() for each in packed]
     queue.capturing, waits = False, queue.waits

@@ -1,102 +1,119 @@
-"""Operators that compute what an earlier one did: one of them, where nothing can tell."""
+"""Layers that share a graph: torch.compile compiles the code of equal layers once."""
 
 from __future__ import annotations
 
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
 import torch
 from torch import nn
 
-import fuseplan.torch as fused
+from fuseplan.torch import repeated
+from fuseplan.torch.arenas import Arenas, _Arena
+
+WIDE = 48
 
 
-class Spelled(nn.Module):  # type: ignore[misc]
-    """Cohere's norm, which takes the mean from its input twice."""
+@pytest.fixture
+def binds(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """A number for each time that launches are bound."""
+    bound, bind = list[int](), _Arena.bind
 
+    def counted(arena: _Arena, *args: object) -> None:
+        bound.append(len(bound))
+        bind(arena, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(_Arena, "bind", counted)
+    torch._dynamo.reset()
+    yield bound
+    torch._dynamo.reset()
+
+
+class Block(nn.Module):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.rand(16))
+        self.first, self.last = nn.Linear(WIDE, 2 * WIDE), nn.Linear(2 * WIDE, WIDE)
 
-    def forward(self, src: torch.Tensor) -> torch.Tensor:
-        mean = src.mean(-1, keepdim=True)
-        variance = (src - mean).pow(2).mean(-1, keepdim=True)
-        return self.weight * ((src - mean) * torch.rsqrt(variance + 1e-5))
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.last(torch.nn.functional.gelu(self.first(x)))
 
 
-class Alike(nn.Module):  # type: ignore[misc]
-    """Operators that differ in chance, in the sign of a zero, and in whose memory they write."""
-
-    def forward(self, src: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        chances = torch.rand_like(src), torch.rand_like(src)
-        zeros = 1 / (src.abs() * 0.0), 1 / (src.abs() * -0.0)
-        views = src.exp().transpose(0, 1), src.exp().transpose(0, 1)
-        return *chances, *zeros, *views
+def through(layers: list[Block], x: torch.Tensor) -> torch.Tensor:
+    for layer in layers:
+        x = layer(x)
+    return x
 
 
-def test_a_norm_that_centres_twice_is_one_plan() -> None:
-    torch.manual_seed(0)
-    module, src = Spelled().eval(), torch.randn(4, 16)
-    whole = fused.fuse(module, src)
+def compiled(layers: list[Block]) -> list[Block]:
+    for layer in layers:
+        layer.compile(backend="fuseplan")
+    return layers
+
+
+def test_layers_in_turns_are_bound_a_few_times(binds: list[int]) -> None:
+    layers = [Block() for _ in range(6)]
+    x = torch.randn(4, WIDE)
     with torch.no_grad():
-        torch.testing.assert_close(whole(src), module(src))
-    assert [str(site.plan) for site in whole.fusion.cut.sites] == [
-        "f32[4x16] -> layer_norm(affine=False) -> scale"
-    ]
-    assert [row.state for row in whole.report.operators].count("folded") == 1
+        want = through(layers, x)
+        compiled(layers)
+        for _ in range(4):
+            torch.testing.assert_close(through(layers, x), want)
+        count = len(binds)
+        for _ in range(5):
+            torch.testing.assert_close(through(layers, x), want)
+        assert len(binds) == count
+        layers[2].first.weight.mul_(2)
+        wanted = through([layer.eval() for layer in layers], x)
+        assert not torch.allclose(wanted, want)
+        assert len(binds) <= count + 1  # none where the kernel reads the weight as torch stores it
 
 
-def test_what_callers_can_tell_apart_stays_apart() -> None:
-    src = torch.randn(3, 5)
-    one, other, above, below, *views = fused.fuse(Alike(), src)(src)
-    assert not torch.equal(one, other)
-    assert (above > 0).all()
-    assert (below < 0).all()
-    views[0].zero_()
-    torch.testing.assert_close(views[1], src.exp().T)
-
-
-class Biased(nn.Module):  # type: ignore[misc]
-    """A bias by places, as windows of attention have it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(16, 16)
-        self.table = nn.Parameter(torch.randn(5, 16))
-
-    def forward(self, src: torch.Tensor) -> torch.Tensor:
-        return self.linear(src) + self.table[torch.arange(7) % 5]
-
-
-def test_operators_of_the_modules_own_tensors_are_folded() -> None:
-    module, src = Biased().eval(), torch.randn(7, 16)
-    whole = fused.fuse(module, src)
-    states = {row.kind: row.state for row in whole.report.operators}
-    assert {states[f"aten.{name}"] for name in ("arange.default", "remainder.Scalar", "index.Tensor")} == {
-        "folded"
-    }
-    assert (whole.report.launches.before, whole.report.launches.libraries) == (5, {})
+def test_written_weights_are_seen_in_each_layer(binds: list[int]) -> None:
+    layers, same = [Block() for _ in range(3)], [Block() for _ in range(3)]
+    for layer, other in zip(layers, same, strict=True):
+        other.load_state_dict(layer.state_dict())
+    compiled(layers)
+    x = torch.randn(64, WIDE)
     with torch.no_grad():
-        module.table.add_(1)
-        torch.testing.assert_close(whole(src), module(src))
+        for turn in range(6):
+            torch.testing.assert_close(through(layers, x), through(same, x))
+            for layer, other in zip(layers, same, strict=True):
+                layer.last.weight.add_(0.01 * turn)
+                other.last.weight.add_(0.01 * turn)
 
 
-class Greatest(nn.Module):  # type: ignore[misc]
-    """Greatest and least elements, of some with their places, and of whole numbers."""
-
-    def forward(self, src: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        values, places = src.min(-1)
-        numbers = (src * 10).long()
-        return src.max(-1)[0], src.min(1, keepdim=True).values, values * places, numbers.max(-1)[0]
-
-
-def test_greatest_elements_are_plans_where_nothing_reads_their_places() -> None:
-    torch.manual_seed(0)
-    module, src = Greatest().eval(), torch.randn(3, 5, 16)
-    src[0, 1, 3] = torch.nan
-    whole = fused.fuse(module, src)
-    plans = [str(site.plan) for site in whole.fusion.cut.sites]
-    assert [each.rpartition("-> ")[2] for each in plans if "am" in each] == [
-        "amax(2)",
-        "amin(1, keepdim=True)",
-    ]
+def test_layers_that_are_gone_are_forgotten(binds: list[int]) -> None:
+    x = torch.randn(4, WIDE)
     with torch.no_grad():
-        for made, wanted in zip(whole(src), module(src), strict=True):
-            torch.testing.assert_close(made, wanted, equal_nan=True)
+        layers = compiled([Block() for _ in range(4)])
+        for _ in range(4):
+            through(layers, x)
+        old = [weakref.ref(layer.first.weight) for layer in layers]
+        del layers
+        layers = compiled([Block() for _ in range(4)])
+        for _ in range(2 * repeated.LATELY):
+            through(layers, x)
+            layers.append(compiled([Block()])[0])  # a new one in each turn is bound anew
+            del layers[0]
+    gc.collect()
+    assert not any(each() is not None for each in old)
+
+
+def test_other_tensors_in_each_call_have_one_binding(binds: list[int]) -> None:
+    found = list[Arenas]()
+    made = Arenas.__init__
+
+    def noted(arenas: Arenas, *args: object) -> None:
+        made(arenas, *args)  # type: ignore[arg-type]
+        found.append(arenas)
+
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+        patch.setattr(Arenas, "__init__", noted)
+        for _ in range(8):
+            x, block = torch.randn(4, WIDE), Block()
+            want = block(x)
+            torch.testing.assert_close(compiled([block])[0](x), want)
+    (arenas,) = found
+    assert [len(each.bound) for free in arenas._free.values() for each in free] == [1]

@@ -16,14 +16,17 @@ import torch
 from torch import fx
 
 from fuseplan.execution.run import BoundPlan
-from fuseplan.graph.memory import arena, plan
+from fuseplan.graph.memory import arena as room_of
+from fuseplan.graph.memory import plan
 from fuseplan.language.layouts import same_strides
 from fuseplan.tensors.torch_tensors import alike
 from fuseplan.torch.cutting import WITHIN
 from fuseplan.torch.kernels import Kernel, kernel_on, queue_of
-from fuseplan.torch.lifetimes import Lifetimes, function_of, storages
+from fuseplan.torch.lifetimes import Lifetimes, storages
 from fuseplan.torch.lying import Reading, aligned, content, copier, first, in_room
 from fuseplan.torch.operator import PLAIN, is_watched, launched
+from fuseplan.torch.repeated import Repeated
+from fuseplan.torch.slots import call_of
 from fuseplan.torch.texts import Tensors
 
 Uncounted = list[tuple[torch.Tensor, bytes]]
@@ -55,9 +58,9 @@ class Arenas:
             _strides(node.meta.get("val")) for place, node in enumerate(inputs) if place not in own
         ]
         self._bytes = plan([*self._lives.buffers.values()])
-        graph, self._slots = _written(module.graph, self._lives)
+        graph, self._slots = call_of(module.graph, self._lives)
         self._run: Callable[..., Any] = graph.forward
-        self._free: dict[int, list[_Arena]] = {}  # by stream
+        self._free: dict[int, list[Repeated[_Arena]]] = {}  # by stream
         self._kept: list[Values] = []  # of recorded calls
 
     @property
@@ -86,35 +89,40 @@ class Arenas:
         queue = queue_of(self._device) if self._on_gpu else None
         stream = queue.stream() if queue else 0
         if queue and stream and queue.is_capturing():
-            found, known = self._arena(), self._unchanging(own, versions)
+            found, known = self._arena().bound[0], self._unchanging(own, versions)
             is_bound = self._bind(found, own, versions, known, is_recorded=True)
             return self._run(found.held, *others) if is_bound else None
         free = self._free.setdefault(stream, [])
         try:
-            found = free.pop()  # atomic, so that no two calls get the same
+            arena = free.pop()  # atomic, so that no two calls get the same
         except IndexError:
-            found = self._arena()
+            arena = self._arena()
         try:
-            if not found.holds(own, versions):
-                if queue and found.held:
+            held = arena.held(own, versions)
+            if held is None:
+                held = arena.free(own)
+                if queue and held.held:
                     queue.wait()  # launches read packed tensors that nobody may keep from now on
-                if not self._bind(found, own, versions):
+                if not self._bind(held, own, versions):
                     return None
                 if queue:
                     queue.wait()  # graphs that other streams run read what was computed of weights
-            return self._run(found.held, *others)
+            return self._run(held.held, *others)
         finally:
-            free.append(found)
+            free.append(arena)
 
-    def _arena(self) -> _Arena:
+    def _arena(self) -> Repeated[_Arena]:
         with torch.inference_mode(False):
             if self._device.type == "cpu":
-                return _Arena(self._lives, torch.from_numpy(arena(self._bytes)))
-            return _Arena(self._lives, torch.empty(self._bytes + 1, dtype=torch.uint8, device=self._device))
+                memory = torch.from_numpy(room_of(self._bytes))
+            else:
+                memory = torch.empty(self._bytes + 1, dtype=torch.uint8, device=self._device)
+            return Repeated(partial(_Arena, self._lives, memory))
 
     def _unchanging(self, own: Tensors, versions: list[int]) -> Values:
         """What follows from the module's own tensors alone, of calls before. It is kept: graphs read it."""
-        holding = (each for free in self._free.values() for each in free if each.holds(own, versions))
+        known = (each for free in self._free.values() for arena in free for each in arena.bound)
+        holding = (each for each in known if each.holds(own, versions))
         found = next(holding, None)
         made = found.values(self._lives.constant) if found else {}
         self._kept.append(made)
@@ -155,11 +163,13 @@ class _Arena:
 
     Attributes:
         held: what a call is given besides its inputs.
+        own, used: those of `Bound`.
     """
 
     def __init__(self, lives: Lifetimes, memory: torch.Tensor) -> None:
         self._lives, self._known = lives, Values()
-        self._own: Tensors | None = None
+        self.own: Tensors | None = None
+        self.used = 0
         self._versions: list[int] = []
         self._looks: list[Any] = []
         self._are_alike = alike()
@@ -169,13 +179,17 @@ class _Arena:
     def holds(self, own: Tensors, versions: list[int]) -> bool:
         """Whether the launches are bound for these tensors, and none was written or lies elsewhere since."""
         return (
-            self._own is not None
-            and (own is self._own or (all(map(operator.is_, own, self._own)) and self._look_same(own)))
+            self.own is not None
+            and (own is self.own or (self.is_of(own) and self._look_same(own)))
             and [*map(torch.Tensor.data_ptr, own)] == self._places
             and self._threads == torch.get_num_threads()
             and (versions == self._versions or self._are_read_in_place(versions))
             and all(content(each) == told for each, told in self._uncounted)
         )
+
+    def is_of(self, own: Tensors) -> bool:
+        """Whether the launches were bound for these tensors, whatever became of the elements."""
+        return self.own is not None and all(map(operator.is_, own, self.own))
 
     def values(self, nodes: Collection[fx.Node]) -> Values:
         """Those of some nodes that the launches are bound with."""
@@ -183,7 +197,7 @@ class _Arena:
 
     def _are_read_in_place(self, versions: list[int]) -> bool:
         """Whether launches read all tensors where they lie that were written."""
-        pairs = zip(self._own or (), versions, self._versions, strict=True)
+        pairs = zip(self.own or (), versions, self._versions, strict=True)
         if not self._copied.isdisjoint(storages([each for each, new, old in pairs if new != old])):
             return False
         self._versions = versions
@@ -216,7 +230,7 @@ class _Arena:
             slots: the nodes whose values a call is given.
             is_recorded: a CUDA graph records the one call.
         """
-        self._own, self._known, self._kept = None, known, list[Any]()  # bound launches keep no tensor alive
+        self.own, self._known, self._kept = None, known, list[Any]()  # bound launches keep no tensor alive
         self._uncounted, self._copied = Uncounted(), set[int]()  # storages that launches have copies of
         self._is_recorded, self._threads = is_recorded, torch.get_num_threads()
         self._places, self._versions = [*map(torch.Tensor.data_ptr, own)], versions
@@ -226,7 +240,7 @@ class _Arena:
             is_held = node in self._lives.known or node in self._lives.bound
             if is_held and node not in known:
                 known[node] = self._made(node, module, known)
-        self.held, self._own = [known[node] for node in slots], own
+        self.held, self.own = [known[node] for node in slots], own
 
     def _made(self, node: fx.Node, module: fx.GraphModule, known: Values) -> Any:
         if node.op == "get_attr":
@@ -349,45 +363,6 @@ def _lie_so(tensors: Tensors, strides: Sequence[tuple[int, ...]]) -> bool:
     return all(
         same_strides(each.shape, each.stride(), want) for each, want in zip(tensors, strides, strict=True)
     )
-
-
-def _written(graph: fx.Graph, lives: Lifetimes) -> tuple[fx.GraphModule, list[fx.Node]]:
-    """The graph of one call, and the nodes whose values it is given as a list in front of its inputs."""
-    made: fx.Graph = fx.Graph()
-    held = made.placeholder("held")
-    slots: list[fx.Node] = []
-    values: Values = {}
-
-    def value(node: fx.Node) -> fx.Node:
-        if node not in values:
-            values[node] = made.call_function(operator.getitem, (held, len(slots)))
-            slots.append(node)
-        return values[node]
-
-    for node in graph.nodes:
-        if node in lives.bound:
-            values[node] = made.call_function(operator.call, (value(node), *map(value, lives.late(node))))
-        elif node in lives.same:
-            values[node] = value(node.args[0])
-        elif node in lives.copied:
-            for part, (_, *where) in lives.copied[node]:
-                made.call_function(_copy, (value(node), value(part), *where))
-        elif node.op == "output":
-            made.output(fx.map_arg(node.args[0], value))
-        elif node in lives.written or node not in lives.known:
-            args = {each: value(each) for each in node.all_input_nodes}
-            args |= {each: made.call_method("clone", (args[each],)) for each in lives.rewritten(node)}
-            out = {"out": value(node)} if node in lives.written else {}
-            values[node] = made.node_copy(node, args.__getitem__)
-            values[node].target = function_of(node, in_place=node in lives.renewed)
-            values[node].kwargs = {**values[node].kwargs, **out}
-    return fx.GraphModule({}, made), slots
-
-
-def _copy(whole: torch.Tensor, part: torch.Tensor, axis: int, begin: int, extent: int) -> None:
-    """Copies a part into the value that joins it with others, or all of a value into its place."""
-    place = whole if whole.shape[axis] == extent else whole.narrow(axis, begin, extent)
-    place.copy_(part)
 
 
 def _look(tensor: torch.Tensor) -> tuple[Any, ...]:
