@@ -29,6 +29,7 @@ from fuseplan.torch.einsum import Products
 from fuseplan.torch.flexible import FLEX, READ, read_scores
 from fuseplan.torch.held import HOOKS, Held, twin
 from fuseplan.torch.masks import hide_by_masks, join_batches, simplify_masks, sum_masks
+from fuseplan.torch.statistics import flatten_norms
 from fuseplan.torch.written import (
     UnwrittenError,
     graph_text,
@@ -202,6 +203,7 @@ def _exported(
     hide_by_masks(program.graph_module.graph)
     sum_masks(program.graph_module.graph)
     join_batches(program.graph_module.graph)
+    flatten_norms(program.graph_module.graph)
     signature = program.graph_signature
     lifted = signature.inputs_to_lifted_tensor_constants
     held = {name: program.constants[each] for name, each in lifted.items()}

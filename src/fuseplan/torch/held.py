@@ -114,7 +114,7 @@ def _types(tensors: Sequence[torch.Tensor]) -> list[tuple[Any, ...]]:
 
 def _place(module: nn.Module, path: str | torch.Tensor) -> Place:
     if isinstance(path, torch.Tensor):  # an attribute is read anew: code may write it, as a hook does
-        held = (
+        held: Iterator[Place] = (
             ({}, name, each)
             for each in module.modules()
             for name, value in vars(each).items()
@@ -135,6 +135,7 @@ def twin(module: nn.Module) -> nn.Module:
     """A module with the same attributes; the copy of a parametrized one, which torch's own class refuses."""
     if not is_parametrized(module):
         return copy.copy(module)
-    made = type(module).__new__(type(module))
+    kind: Any = type(module)
+    made: nn.Module = kind.__new__(kind)
     vars(made).update(vars(module))
     return made
