@@ -70,6 +70,21 @@ def test_a_statistic_is_a_plan(case: str, dtype: torch.dtype) -> None:
         assert (got.double() - exact).abs().max() <= bound * exact.abs().max()
 
 
+@pytest.mark.parametrize(("wanted", "plan"), [(1, "amax((2, 3), keepdim=True)"), (3, "max_pool2d((2, 4))")])
+def test_the_largest_elements_of_a_number_of_windows(wanted: int, plan: str) -> None:
+    module, src = nn.AdaptiveMaxPool2d(wanted).eval(), torch.randn(2, 5, 6, 12)
+    src[0, 1, 2, 3] = torch.nan
+    with torch.no_grad():
+        made = fused.fuse(module, src)
+        assert [str(each.plan).partition(" -> ")[2] for each in made.report.sites] == [plan]
+        torch.testing.assert_close(made(src), module(src), equal_nan=True)
+        places = fused.fuse(nn.AdaptiveMaxPool2d(wanted, return_indices=True), src)
+        for got, want in zip(
+            places(src), torch.nn.functional.adaptive_max_pool2d(src, wanted, True), strict=True
+        ):
+            torch.testing.assert_close(got, want, equal_nan=True)
+
+
 def test_elements_that_are_no_numbers_are_as_in_torch() -> None:
     src = torch.randn(4, 9)
     src[0, 3], src[1, 2], src[2] = torch.nan, torch.inf, -torch.inf

@@ -26,7 +26,7 @@ from fuseplan.ops.embedding import INDICES, Embedding
 from fuseplan.ops.gradient import LinearWeightGradient
 from fuseplan.ops.matmul import Linear, Matmul
 from fuseplan.ops.pool import AVG_POOLS, MAX_POOLS
-from fuseplan.ops.reductions import LogSoftmax, Softmax
+from fuseplan.ops.reductions import Amax, LogSoftmax, Mean, Softmax
 from fuseplan.torch.attending import attention, repeated, safe_softmax
 from fuseplan.torch.choices import CHOICES
 from fuseplan.torch.flexible import FLEX, READ, flexible, left
@@ -34,7 +34,7 @@ from fuseplan.torch.given import Given
 from fuseplan.torch.gradients import GRADIENTS
 from fuseplan.torch.ranges import PARTS, gated, joined, selected, sliced
 from fuseplan.torch.statistics import STATISTICS
-from fuseplan.torch.windows import adaptive_mean, convolution, pad, pool
+from fuseplan.torch.windows import adaptive, convolution, pad, pool
 
 aten = torch.ops.aten
 Row = Callable[[Given], str]
@@ -290,9 +290,10 @@ TABLE: dict[Any, Row] = {
     aten.max_pool2d_with_indices.default: pool(MAX_POOLS),
     aten.max_pool3d_with_indices.default: pool(MAX_POOLS),
     **{getattr(aten, f"avg_pool{rank}d").default: pool(AVG_POOLS) for rank in (1, 2, 3)},
-    **{getattr(aten, f"adaptive_avg_pool{rank}d").default: adaptive_mean for rank in (1, 2, 3)},
-    aten._adaptive_avg_pool2d.default: adaptive_mean,
-    aten._adaptive_avg_pool3d.default: adaptive_mean,
+    **{getattr(aten, f"adaptive_avg_pool{rank}d").default: adaptive(Mean, AVG_POOLS) for rank in (1, 2, 3)},
+    aten._adaptive_avg_pool2d.default: adaptive(Mean, AVG_POOLS),
+    aten._adaptive_avg_pool3d.default: adaptive(Mean, AVG_POOLS),
+    **{getattr(aten, f"adaptive_max_pool{rank}d").default: adaptive(Amax, MAX_POOLS) for rank in (1, 2, 3)},
     aten.pad.default: pad,
     aten.constant_pad_nd.default: pad,
     aten.linear.default: _linear,
