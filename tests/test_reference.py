@@ -60,6 +60,11 @@ def test_every_operator_is_told_with_its_samples() -> None:
             assert f"`{src} -> {kind.name}" in WRITTEN["operators.md"]
 
 
+def test_the_guides_table_has_every_operator() -> None:
+    guide = (ROOT / "docs" / "guide" / "operators.md").read_text().partition("## Computed as written")[0]
+    assert [op.name for op in OPERATORS if f"`{op.name}`" not in guide] == []
+
+
 def test_every_reason_is_told_with_who_gives_it() -> None:
     page = WRITTEN["reasons.md"]
     for reason in Reason:

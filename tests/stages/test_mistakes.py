@@ -149,3 +149,8 @@ def test_counts_and_articles_agree_with_their_nouns(layer: Any) -> None:
     assert "1 thread," in str(one)
     target = parse_target("cpu:avx2")
     assert processor_of(target).endswith("threads" if target.threads > 1 else "thread")
+
+
+def test_axes_without_parentheses_are_told_the_right_form() -> None:
+    told = said(lambda: FusionPlan.parse("f32[2x3x4] -> amax(0, 2)"))
+    assert "want amax((0, 2)), or keepdim=..." in told

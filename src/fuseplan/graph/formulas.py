@@ -28,6 +28,16 @@ def _exact(fn: str, x: Scalar, y: Scalar) -> Scalar:
     return y if fn in ("add", "mul") and x == NEUTRAL[fn] else call(fn, x, y)
 
 
+def _chosen(condition: Scalar, true: Scalar, false: Scalar) -> Scalar:
+    """A choice; where it asks whether a choice between 1 and 0 is 1, one by the comparison of that choice."""
+    inner = condition.args[0] if condition.fn == "gt" and condition.args[1] == const(0.0) else condition
+    if inner.fn == "where" and inner.args[1:] == (const(1.0), const(0.0)):
+        condition = inner.args[0]
+    return call("where", condition, true, false)
+
+
+# Formulas in the place of others' leaves; and where besides a leaf may be a number that changes nothing.
+JOINED: dict[str, Callable[..., Scalar]] = {**REBUILD, "where": _chosen}
 EXACT: dict[str, Callable[..., Scalar]] = {**REBUILD, **{fn: partial(_exact, fn) for fn in NEUTRAL}}
 
 

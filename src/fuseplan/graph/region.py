@@ -7,14 +7,14 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from fuseplan.errors import PlanError
-from fuseplan.graph.formulas import Axes, formula_of
+from fuseplan.graph.formulas import JOINED, Axes, formula_of
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.node import Node, told
 from fuseplan.graph.ops import Convert
 from fuseplan.graph.why import Reason, Why
 from fuseplan.op import Elementwise
 from fuseplan.ops.conversion import Dequantize
-from fuseplan.scalar import REBUILD, Scalar, fold, leaf
+from fuseplan.scalar import Scalar, fold, leaf
 
 X = leaf("x")
 OUTSIDE = "@"  # in front of the names of other values, so that none is taken for x
@@ -112,7 +112,7 @@ class _Growth:
         assert formula is not None  # as it was taken
         meanings = {name: self.formulas.get(name, leaf(OUTSIDE + name)) for name in formula.axes}
         try:
-            made = fold(formula.expression, meanings, REBUILD)
+            made = fold(formula.expression, meanings, JOINED)
         except PlanError:
             self.refused[id(node)] = Reason(Why.FORMULA, f"{told(node)} makes it too large for a kernel")
             return False

@@ -29,7 +29,7 @@ class Why(Catalogue):
         "Cast the input of the operator to one of them",
     )
     SHAPE = (
-        "plans compute tensors of 2 to 5 axes without an extent of 0, whose shapes are known",
+        "plans are found for tensors of 2 to 5 axes without an extent of 0, whose shapes are known",
         "Reshape the input of the operator",
     )
     BROADCAST = (

@@ -142,11 +142,12 @@ def _fields(text: str, call: ast.Call, kind: type[Op]) -> dict[str, ast.expr]:
         if position >= 1 or not names:
             is_too_many = len(names) <= position and not is_open
             count = counted(len(names), "field") if names else "no fields"
+            whole = f"({', '.join(map(ast.unparse, call.args))})"
+            several = f"{kind.name}({whole}), or " if names[:1] == ["axes"] else ""
+            few = "only the first field may stand without its name"
             raise PlanError(
-                f"{kind.name} has {count}"
-                if is_too_many
-                else "only the first field may stand without its name",
-                want=f"{names[position]}=..." if names[position:] else None,
+                f"{kind.name} has {count}" if is_too_many else few,
+                want=f"{several}{names[position]}=..." if names[position:] else None,
                 text=text,
                 span=span_of(text, node),
             )

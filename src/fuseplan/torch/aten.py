@@ -16,25 +16,25 @@ import torch
 from torch import fx
 
 from fuseplan.graph.layer import Layer
-from fuseplan.graph.ops import Convert, Expand, Permute, Reduce, Reshape
+from fuseplan.graph.ops import Convert, Expand, Permute, Reshape
 from fuseplan.graph.type import FLOATS
 from fuseplan.graph.why import LeftError, Why
 from fuseplan.op import Op
 from fuseplan.ops import UNARY, activation
-from fuseplan.ops.affine import BatchNorm, Bias, Prelu
+from fuseplan.ops.affine import Bias, Prelu
 from fuseplan.ops.embedding import INDICES, Embedding
 from fuseplan.ops.gradient import LinearWeightGradient
 from fuseplan.ops.matmul import Linear, Matmul
-from fuseplan.ops.normalization import GroupNorm, InstanceNorm, LayerNorm, RmsNorm
 from fuseplan.ops.pool import AVG_POOLS, MAX_POOLS
-from fuseplan.ops.reductions import Amax, Amin, LogSoftmax, Mean, Softmax, Sum
-from fuseplan.torch.attending import attention, hidden, repeated, safe_softmax
+from fuseplan.ops.reductions import Amax, LogSoftmax, Mean, Softmax
+from fuseplan.torch.attending import attention, repeated, safe_softmax
+from fuseplan.torch.choices import CHOICES
 from fuseplan.torch.flexible import FLEX, READ, flexible, left
 from fuseplan.torch.given import Given
 from fuseplan.torch.gradients import GRADIENTS
-from fuseplan.torch.layers import usual_epsilon
 from fuseplan.torch.ranges import PARTS, gated, joined, selected, sliced
-from fuseplan.torch.windows import adaptive_mean, convolution, pad, pool
+from fuseplan.torch.statistics import STATISTICS
+from fuseplan.torch.windows import adaptive, convolution, pad, pool
 
 aten = torch.ops.aten
 Row = Callable[[Given], str]
@@ -112,23 +112,6 @@ def _power(given: Given) -> str:
     return given.formula(text or f"a ** {power!r}", src)
 
 
-def _reduction(make: type[Sum | Mean | Amax | Amin]) -> Row:
-    def row(given: Given) -> str:
-        """A statistic over axes; over all of them, where torch is given none."""
-        src = given.tensor("self")
-        if given.result.dtype not in (given.type_of(src).dtype, "?"):  # of one that gives places too
-            raise LeftError(Why.DTYPE, given.result)
-        rank, dim = len(given.shape(src)), given.argument("dim")
-        told = [dim] if isinstance(dim, int) else dim
-        axes = tuple(sorted({axis % rank for axis in told or range(rank)}))
-        keepdim = bool(given.argument("keepdim"))
-        if not given.type_of(src).is_spec:
-            return given.add(Reduce(make.name, axes, keepdim), src)
-        return given.layer(make(axes, keepdim=keepdim), src)
-
-    return row
-
-
 def _linear(given: Given) -> str:
     weight = given.tensor("weight")
     if len(given.shape(weight)) != 2:
@@ -191,52 +174,6 @@ def _embedding(given: Given) -> str:
     padding = int(given.number("padding_idx"))
     op = Embedding(rows, features, dtype=given.type_of(weight).dtype, padding=padding)
     return given.add(Layer(op), indices, weight)
-
-
-def _batch_norm(given: Given) -> str:
-    if "training" in given.names and given.argument("training"):
-        raise LeftError(Why.NOT_IN_TABLE, "batch norm in training")
-    if not given.has("running_mean") or not given.has("weight") or not given.has("bias"):
-        raise LeftError(Why.NOT_IN_TABLE, "batch norm without all of its tensors")
-    operands = (given.tensor(name) for name in ("running_mean", "running_var", "weight", "bias"))
-    return given.layer(BatchNorm(epsilon=given.number("eps")), given.tensor("input"), *operands)
-
-
-def _rows(make: Callable[..., Op], names: tuple[str, ...], has_default: bool) -> Row:
-    def row(given: Given) -> str:
-        if len(given.integers("normalized_shape")) != 1:
-            raise LeftError(Why.SHAPE, "a norm over several axes")
-        is_usual = has_default and not given.has("eps")
-        epsilon = usual_epsilon(given.node.meta["val"].dtype) if is_usual else given.number("eps")
-        operands = _affine(given, names)
-        return given.layer(make(affine=bool(operands), epsilon=epsilon), given.tensor("input"), *operands)
-
-    return row
-
-
-def _affine(given: Given, names: tuple[str, ...] = ("weight", "bias")) -> list[str]:
-    """The tensors of a norm: all of these names, or none."""
-    held = [name for name in names if given.has(name)]
-    if held and len(held) < len(names):
-        raise LeftError(Why.NOT_IN_TABLE, "a norm with a weight and no bias")
-    return [given.tensor(name) for name in held]
-
-
-def _group_norm(groups: str) -> Row:
-    def row(given: Given) -> str:
-        operands, count = _affine(given), given.argument(groups)
-        op = GroupNorm(count, affine=bool(operands), epsilon=given.number("eps"))
-        return given.layer(op, given.tensor("input"), *operands)
-
-    return row
-
-
-def _instance_norm(given: Given) -> str:
-    if not given.argument("use_input_stats") or given.has("running_mean"):
-        raise LeftError(Why.NOT_IN_TABLE, "an instance norm with running statistics")
-    operands = _affine(given)
-    op = InstanceNorm(affine=bool(operands), epsilon=given.number("eps"))
-    return given.layer(op, given.tensor("input"), *operands)
 
 
 def _along(make: Callable[[int], Op]) -> Row:
@@ -353,33 +290,21 @@ TABLE: dict[Any, Row] = {
     aten.max_pool2d_with_indices.default: pool(MAX_POOLS),
     aten.max_pool3d_with_indices.default: pool(MAX_POOLS),
     **{getattr(aten, f"avg_pool{rank}d").default: pool(AVG_POOLS) for rank in (1, 2, 3)},
-    **{getattr(aten, f"adaptive_avg_pool{rank}d").default: adaptive_mean for rank in (1, 2, 3)},
-    aten._adaptive_avg_pool2d.default: adaptive_mean,
-    aten._adaptive_avg_pool3d.default: adaptive_mean,
+    **{getattr(aten, f"adaptive_avg_pool{rank}d").default: adaptive(Mean, AVG_POOLS) for rank in (1, 2, 3)},
+    aten._adaptive_avg_pool2d.default: adaptive(Mean, AVG_POOLS),
+    aten._adaptive_avg_pool3d.default: adaptive(Mean, AVG_POOLS),
+    **{getattr(aten, f"adaptive_max_pool{rank}d").default: adaptive(Amax, MAX_POOLS) for rank in (1, 2, 3)},
     aten.pad.default: pad,
     aten.constant_pad_nd.default: pad,
-    aten.mean.dim: _reduction(Mean),
-    aten.sum.dim_IntList: _reduction(Sum),
-    **dict.fromkeys((aten.amax.default, aten.max.dim), _reduction(Amax)),
-    **dict.fromkeys((aten.amin.default, aten.min.dim), _reduction(Amin)),
     aten.linear.default: _linear,
     **dict.fromkeys((aten.mm.default, aten.bmm.default), lambda given: _product(given, "self", "mat2")),
     aten.matmul.default: lambda given: _product(given, "self", "other"),
     aten.addmm.default: _addmm,
     aten.embedding.default: _embedding,
-    aten.batch_norm.default: _batch_norm,
-    aten._native_batch_norm_legit_no_training.default: _batch_norm,
-    aten.layer_norm.default: _rows(LayerNorm, ("weight", "bias"), False),
-    aten.native_layer_norm.default: _rows(LayerNorm, ("weight", "bias"), False),
-    aten.rms_norm.default: _rows(RmsNorm, ("weight",), True),
     **dict.fromkeys((aten.softmax.int, aten._softmax.default), _along(Softmax)),
     aten._safe_softmax.default: safe_softmax,
-    aten.where.ScalarOther: hidden,
     **dict.fromkeys((aten.log_softmax.int, aten._log_softmax.default), _along(LogSoftmax)),
     **{getattr(aten, each.torch).default: _along(each) for each in UNARY if each.torch},
-    aten.group_norm.default: _group_norm("num_groups"),
-    aten.native_group_norm.default: _group_norm("group"),
-    aten.instance_norm.default: _instance_norm,
     aten.scaled_dot_product_attention.default: attention,
     READ: flexible,
     FLEX: left,
@@ -392,5 +317,7 @@ TABLE: dict[Any, Row] = {
     **dict.fromkeys((aten.clone.default, aten.alias.default, aten.detach.default), _same),
     aten.contiguous.default: _same,
     **GRADIENTS,
+    **STATISTICS,
+    **CHOICES,
     **dict.fromkeys((aten._to_copy.default, aten.to.dtype, aten.type_as.default), _cast),
 }

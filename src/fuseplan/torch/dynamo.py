@@ -34,6 +34,7 @@ from fuseplan.torch.passes import Passes
 from fuseplan.torch.restoring import Lying
 from fuseplan.torch.siblings import join_siblings, multiply_by_rows
 from fuseplan.torch.sites import Site
+from fuseplan.torch.statistics import flatten_norms
 from fuseplan.torch.trained import train_attention
 
 
@@ -81,6 +82,7 @@ def _compiled(
         hide_by_masks(given.graph)
         sum_masks(given.graph)
         read_scores(given.graph)
+        flatten_norms(given.graph)
         given.recompile()
     how: dict[str, Any] = {each: getattr(options, each) for each in ("choose", "rules", "accuracy")}
     kept = _kept(given, device) if options.rest == "torch" else []

@@ -30,6 +30,7 @@ from fuseplan.tensors.torch_tensors import Likeness, alike
 from fuseplan.torch.arenas import Arenas, unplanned
 from fuseplan.torch.cutting import Fusion, fused
 from fuseplan.torch.exporting import Exported, exported
+from fuseplan.torch.held import twin
 from fuseplan.torch.lifetimes import storages
 from fuseplan.torch.opening import Extents
 from fuseplan.torch.operator import PLAIN, is_for_onnx, is_observed, is_transformed
@@ -64,10 +65,10 @@ def fuse(
 
     The module is exported as it computes in its present mode. Parameters, buffers and submodules of the
     result are those of `module`, and no class is changed: `state_dict`, `.to()` and optimizers see the same
-    tensors, and a weight that is changed is seen by the next call. So are attributes that are numbers, words,
-    or lists of them, but for those of torch's own modules, such as the epsilon of a norm; attributes of other
-    kinds are those of the export. The result has the attribute `report`: the plans, and why
-    other operators are in none; and `fusion`, which has the graph and the plans as records.
+    tensors, and a weight that is changed is seen by the next call. So are attributes that are tensors; and
+    numbers, words, and lists of these, but for those of torch's own modules, such as the epsilon of a norm.
+    Attributes of other kinds are those of the export. The result has the attribute `report`: the plans, and
+    why other operators are in none; and `fusion`, which has the graph and the plans as records.
 
     Args:
         module: the module, on the device that it is to run on.
@@ -93,7 +94,7 @@ def fuse(
         raise ArgumentError(f"fuse takes an nn.Module and its example inputs; got {a_thing(module)}")
     how = {"choose": checked_mode(choose), "rules": rules, "accuracy": accuracy}
     example = example_inputs, example_kwargs
-    made = copy.copy(module)
+    made = twin(module)
     made.fusion = Fused(made, exported(module, *example, dynamic_shapes), example, how)
     made.report = made.fusion.report
     made.forward = _method(made.fusion, inspect.signature(module.forward))

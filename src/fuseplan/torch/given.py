@@ -103,6 +103,10 @@ class Given:
         value = self.argument(name)
         return value if isinstance(value, fx.Node) else None
 
+    def first(self, node: fx.Node) -> fx.Node:
+        """The first node of a node's value."""
+        return next(each for each, name in self._values.items() if name == self._values[node])
+
     def is_read(self, node: object) -> bool:
         """Whether the graph has the node's value."""
         return node in self._values

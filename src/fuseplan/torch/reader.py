@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from fuseplan.graph.type import Type
 from fuseplan.graph.why import LeftError, Reason, Why
 from fuseplan.language.layouts import LAYOUTS, channel_names
 from fuseplan.torch.aten import TABLE
+from fuseplan.torch.choices import SIGNS
 from fuseplan.torch.given import Given, origin_of, stands_for, type_of
 from fuseplan.torch.lying import ORDER
 
@@ -48,6 +49,7 @@ def read(given: fx.GraphModule, joins: bool = False) -> ReadGraph:
     reader = _Reader(TABLE | {torch.ops.aten.cat.default: _cat} if joins else TABLE)
     for node in given.graph.nodes:
         reader.read(node)
+    reader.drop(SIGNS)
     outputs = list(dict.fromkeys(reader.outputs))
     graph = with_axes(Graph(reader.inputs, reader.nodes, outputs, folded=reader.folded))
     return ReadGraph(graph, reader.makers, reader.values)
@@ -93,6 +95,16 @@ class _Reader:
             else:
                 self.values[node] = self.values[same]
                 self.folded.append(origin_of(node))
+
+    def drop(self, targets: Collection[object]) -> None:
+        """Takes out torch's nodes of some operators that no value is made of: formulas have them again."""
+        read = {*self.outputs, *(name for node in self.nodes for name in node.inputs)}
+        again = {node.origin for node in self.nodes if not isinstance(node.op, Foreign)}
+        dropped = {
+            name for name, node in self.makers.items()
+            if node.target in targets and name not in read and origin_of(node) in again
+        }  # fmt: skip
+        self.nodes = [node for node in self.nodes if not dropped & {*node.outputs}]
 
     def _earlier(self, node: fx.Node) -> fx.Node | None:
         """An earlier node that a node repeats: the same operator on the same values, without chance."""

@@ -12,8 +12,10 @@ from fuseplan.ops.affine import Bias
 from fuseplan.ops.conv import CONVOLUTIONS, TRANSPOSED
 from fuseplan.ops.gradient import WEIGHT_GRADIENTS
 from fuseplan.ops.pool import AVG_POOLS, AvgPool, MaxPool
-from fuseplan.ops.reductions import Mean, Sum
+from fuseplan.ops.reductions import Amax, Mean, Sum
 from fuseplan.torch.given import Given
+
+Row = Callable[[Given], str]
 
 
 def convolution(given: Given) -> str:
@@ -81,7 +83,7 @@ def _each(values: tuple[int, ...], axes: int) -> tuple[int, ...]:
     return values * axes if len(values) == 1 else values
 
 
-def pool(kinds: Sequence[type[MaxPool] | type[AvgPool]]) -> Callable[[Given], str]:
+def pool(kinds: Sequence[type[MaxPool] | type[AvgPool]]) -> Row:
     """A pool of the kinds of one to three axes; of a largest element without its place."""
 
     def row(given: Given) -> str:
@@ -108,17 +110,21 @@ def pool(kinds: Sequence[type[MaxPool] | type[AvgPool]]) -> Callable[[Given], st
     return row
 
 
-def adaptive_mean(given: Given) -> str:
-    """A mean over windows that divide the tensor: over all positions, or of a pool without padding."""
-    src, wanted = given.tensor("self"), given.integers("output_size")
-    spatial = given.shape(src)[2:]
-    pairs = list(zip(spatial, wanted, strict=False))
-    if len(spatial) != len(wanted) or any(count < 1 or extent % count for extent, count in pairs):
-        raise LeftError(Why.SHAPE, f"{wanted} windows of {given.type_of(src)}")
-    if set(wanted) == {1}:
-        return given.layer(Mean(tuple(range(2, 2 + len(spatial))), keepdim=True), src)
-    kernel = tuple(extent // count for extent, count in pairs)
-    return given.layer(AVG_POOLS[len(spatial) - 1](kernel, stride=kernel), src)
+def adaptive(whole: type[Mean] | type[Amax], kinds: Sequence[type[MaxPool] | type[AvgPool]]) -> Row:
+    """A statistic of windows that divide the tensor: of all positions, or a pool without padding."""
+
+    def row(given: Given) -> str:
+        src, wanted = given.tensor("self"), given.integers("output_size")
+        spatial = given.shape(src)[2:]
+        pairs = list(zip(spatial, wanted, strict=False))
+        if len(spatial) != len(wanted) or any(count < 1 or extent % count for extent, count in pairs):
+            raise LeftError(Why.SHAPE, f"{wanted} windows of {given.type_of(src)}")
+        if set(wanted) == {1}:
+            return given.layer(whole(tuple(range(2, 2 + len(spatial))), keepdim=True), src)
+        kernel = tuple(extent // count for extent, count in pairs)
+        return given.layer(kinds[len(spatial) - 1](kernel, stride=kernel), src)
+
+    return row
 
 
 def pad(given: Given) -> str:
