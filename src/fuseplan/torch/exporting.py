@@ -28,6 +28,7 @@ from fuseplan.errors import ArgumentError
 from fuseplan.stores import cache
 from fuseplan.tensors.torch_tensors import alike
 from fuseplan.torch.called import UnseenError, outline, recorded, repeats
+from fuseplan.torch.decomposing import run_decompositions
 from fuseplan.torch.einsum import Products
 from fuseplan.torch.flexible import FLEX, READ, read_scores
 from fuseplan.torch.masks import hide_by_masks, join_batches, simplify_masks, sum_masks
@@ -308,7 +309,7 @@ def _exported(
         with warnings.catch_warnings(), contextlib.redirect_stderr(said):
             warnings.simplefilter("ignore")  # torch's own, of its parts
             program = _program(module, inputs, kwargs, dynamic_shapes)
-            program = program.run_decompositions({aten.copy.default: _copied})
+            program = run_decompositions(program, {aten.copy.default: _copied})
     except Exception as error:  # torch.export raises errors of many kinds, and prints its graph
         raise ArgumentError(f"torch.export does not take {_told(module, error)}") from error
     sys.stderr.write(said.getvalue())
