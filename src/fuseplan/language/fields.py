@@ -126,12 +126,13 @@ def checked(operator: str, declared: Field[Any], value: Any, *, applies: bool) -
     return value
 
 
-def fields_of(kind: type[Any]) -> tuple[list[str], list[str], bool]:
+@functools.cache
+def fields_of(kind: type[Any]) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
     """An operator's fields, its required fields, and whether it accepts other names as well."""
     taken = inspect.signature(kind).parameters.values()
     named = [each for each in taken if each.kind is not inspect.Parameter.VAR_KEYWORD]
-    required = [each.name for each in named if each.default is inspect.Parameter.empty]
-    return [each.name for each in named], required, len(named) < len(taken)
+    required = tuple(each.name for each in named if each.default is inspect.Parameter.empty)
+    return tuple(each.name for each in named), required, len(named) < len(taken)
 
 
 def no_field(kind: type[Any], name: str) -> PlanError:
