@@ -29,7 +29,8 @@ NAMES: tuple[tuple[ModuleType, str], ...] = (
     (fake_impls, "_deregister_op_impl"),
 )
 Kernels = dict[Any, dict[Any, Any]]  # of each operator, the function that a dispatch key calls
-_override, _list = (getattr(module, name, None) for module, name in NAMES[:2])
+_override: Any = getattr(exported_program, OVERRIDE, None)
+_list: Any = getattr(listing, LIST, None)
 _guard = Lock()
 
 
