@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import islice
 from math import exp, log, prod
 from random import Random
@@ -24,17 +25,19 @@ ROWS, TRIES = 8, 4
 NAMED = re.compile(r"(?P<suite>[^:]+):(?P<count>[1-9]\d*):(?P<seed>\d+)")
 
 
-def drawn(cases: Sequence[Case], count: int, seed: int) -> tuple[Case, ...]:
+@cache
+def drawn(cases: tuple[Case, ...], count: int, seed: int) -> tuple[Case, ...]:
     """Cases of random shapes, no plan twice, fewer where a suite has not as many; the same for a seed."""
     listed = {case.plan: case for case in islice(_draws(cases, Random(seed)), TRIES * count)}
     return tuple(listed.values())[:count]
 
 
 def _draws(cases: Sequence[Case], draws: Random) -> Iterator[Case]:
+    inputs = {each.plan: FusionPlan.parse(each.plan).src for each in cases}
     while True:
         case, step = draws.choice(cases), draws.choice(STEPS)
-        src = FusionPlan.parse(case.plan).src
-        lasts = [FusionPlan.parse(each.plan).src.shape[-1] for each in cases if each.group == case.group]
+        src = inputs[case.plan]
+        lasts = [inputs[each.plan].shape[-1] for each in cases if each.group == case.group]
         last = max(step, round(_between(draws, min(lasts), max(lasts)) / step) * step)
         most = src.size / (prod(src.shape[1:-1]) * last)
         shape = max(1, round(_between(draws, most / ROWS, most))), *src.shape[1:-1], last

@@ -6,7 +6,7 @@ import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -127,7 +127,11 @@ def _find(name: str) -> Path:
 
 
 def _read(place: Path) -> Suite:
-    written = read_toml(place, _Written)
+    return _checked(place.stem, read_toml(place, _Written))
+
+
+@cache
+def _checked(name: str, written: _Written) -> Suite:
     groups = {case.group for case in written.case}
     for number, case in enumerate(written.case):
         try:
@@ -139,7 +143,7 @@ def _read(place: Path) -> Suite:
     for aim in written.target:
         if not any(map(aim.covers, groups)):
             raise ValueError(f"the target of group {aim.group!r} against {aim.against!r} has no case")
-    return Suite(place.stem, written.title or place.stem, written.case, written.target)
+    return Suite(name, written.title or name, written.case, written.target)
 
 
 def read_toml(place: Path, kind: type[R]) -> R:
@@ -161,6 +165,7 @@ PUBLISHED_ON = {"cpu": (("f32", "nchw"), ("f32", "nhwc")), "cuda": (("f32", "nch
 PUBLISHED_AIMS: Mapping[str, Mapping[str, float]] = {"cpu": {}, "cuda": {"CBA": 1.55, "NA": 2.38}}
 
 
+@cache
 def _published(kind: str) -> Suite:
     """MIOpen's published shapes, on `cpu` or `cuda`."""
     forms = PUBLISHED_ON[kind]

@@ -105,7 +105,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     The files of this folder come first: their tests are long, which at the end keep one process waiting for
     another, and share results of a minute, which a process makes again that takes tests from another's end.
     """
-    items.sort(key=lambda item: item.path.parent != Path(__file__).parent)
+    here = str(Path(__file__).parent)
+    items.sort(key=lambda item: os.path.dirname(item.path) != here)
     place, count = map(int, config.getoption("share").split("/"))
     others = [item for at, item in enumerate(items) if at % count != place - 1]
     if others:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Hashable, Iterable, Iterator
-from functools import cache
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar
 
 from docs.pages.docstrings import prose
+from fuseplan.backends import backend_of
 from fuseplan.bench.markdown import table
 from fuseplan.cli.combinations import (
     ACTIVATIONS,
@@ -23,7 +23,6 @@ from fuseplan.cli.combinations import (
     MODES,
     Cell,
     Geometry,
-    Row,
     alike,
     cells,
     rows,
@@ -31,6 +30,7 @@ from fuseplan.cli.combinations import (
 from fuseplan.kernels.target import parse_target
 
 Value = TypeVar("Value", bound=Hashable)
+Table = dict[str, Any]  # JSON: the whole table, or a row
 
 TARGETS = ("cpu:avx2", "triton:sm_90", "triton:gfx942")
 WRITTEN = "<!-- Written by `make docs` from rules and templates: change them. -->"
@@ -40,8 +40,8 @@ Normalization, Activation, Scaled residual (`add`). A combination without a suff
 computes the statistics, and `-backward` computes the gradients. The table is made by asking the rules and
 the templates' limits about probe plans. Tests run every cell: `tests/numeric/test_cells.py --whole` on a
 CPU, `tests/device/test_cells.py` on a GPU for sm_90. `tests/crossbuild/test_cells.py` compiles some cells of
-sm_90 and gfx942 on any machine; no kernel for gfx942 has run yet. `tests/test_supported.py` checks the
-reason of each refusal. CPUs with other vectors than AVX2 support the same cells, except for the widths of
+sm_90 and gfx942 on any machine; no kernel for gfx942 has run yet. `tests/test_supported.py --whole` checks
+each cell, and the reason of each refusal. CPUs with other vectors than AVX2 support the same cells, except for the widths of
 narrow groups."""
 
 
@@ -63,43 +63,41 @@ def listed(folder: Path, target: str) -> Iterator[Cell]:
             )
 
 
-@cache
-def asked(target: str) -> tuple[Cell, ...]:
-    """The cells of a target."""
-    return tuple(cells(parse_target(target)))
+def takers(target: str, combination: str, told: Table) -> tuple[str, ...]:
+    """The templates that take a combination in some layout and dtype, in their order."""
+    found = {row["algorithm"] for row in _rows(told, target, combination) if "reason" not in row}
+    templates = backend_of(parse_target(target).backend).templates
+    return tuple(each.name for each in templates if each.name in found)
 
 
-def takers(target: str, combination: str) -> tuple[str, ...]:
-    """The templates that take a combination in some layout and dtype."""
-    mine = (each for each in asked(target) if each.combination == combination and not each.code)
-    return tuple(dict.fromkeys(each.template for each in mine))
-
-
-def reasons(target: str, combination: str) -> tuple[str, ...]:
+def reasons(target: str, combination: str, told: Table) -> tuple[str, ...]:
     """The codes of all refusals of a combination."""
-    mine = (each.code for each in asked(target) if each.combination == combination)
-    return tuple(dict.fromkeys(code for code in mine if code))
+    return tuple(dict.fromkeys(row["reason"] for row in _rows(told, target, combination) if "reason" in row))
 
 
-def summary() -> list[list[str]]:
+def _rows(told: Table, target: str, combination: str) -> Iterator[Table]:
+    return (row for row in told["targets"][target] if combination in row["combinations"])
+
+
+def summary(told: Table) -> list[list[str]]:
     """A row for all combinations that agree: the templates of each target, or why there is none."""
-    told = {name: tuple(_told(target, name) for target in TARGETS) for name in COMBINATIONS}
-    return [[" ".join(names), *by_target] for names, (by_target,) in alike(told.items())]
+    found = {name: tuple(_told(target, name, told) for target in TARGETS) for name in COMBINATIONS}
+    return [[" ".join(names), *by_target] for names, (by_target,) in alike(found.items())]
 
 
-def _told(target: str, combination: str) -> str:
-    names = takers(target, combination)
-    return ", ".join(names) if names else f"refused: {_linked(reasons(target, combination))}"
+def _told(target: str, combination: str, told: Table) -> str:
+    names = takers(target, combination, told)
+    return ", ".join(names) if names else f"refused: {_linked(reasons(target, combination, told))}"
 
 
 def _linked(codes: Iterable[str]) -> str:
     return ", ".join(f"[`{code}`](reference/reasons.md#{code})" for code in codes)
 
 
-def page() -> str:
+def page(told: Table) -> str:
     """The table as Markdown."""
     lines = [WRITTEN, "", "# What is supported", "", LETTERS, ""]
-    lines += table(["combination", *(f"`{name}`" for name in TARGETS)], summary())
+    lines += table(["combination", *(f"`{name}`" for name in TARGETS)], summary(told))
     lines += ["", f"Layouts and dtypes stand below. Activations: {_listed(ACTIVATIONS)}."]
     lines += [f"Batch normalization: {_listed(MODES)}.", ""]
     lines += [
@@ -108,7 +106,7 @@ def page() -> str:
     ]
     lines += [f"- {axis}: {', '.join(values)}" for axis, values in AXES.items()]
     for target in TARGETS:
-        lines += _section(target)
+        lines += _section(target, told["targets"][target])
     return "\n".join(lines) + "\n"
 
 
@@ -116,15 +114,14 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
-def _section(target: str) -> list[str]:
-    every = list(rows(asked(target)))
+def _section(target: str, every: Sequence[Table]) -> list[str]:
     heads = ["combinations", "algorithm", "layouts", "dtypes", *AXES, "modes", "activations", "refuses with"]
-    taken = [_taken(row) for row in every if not row.code]
+    taken = [_taken(row) for row in every if "reason" not in row]
     left: dict[tuple[str, ...], list[str]] = {}
     for row in every:
-        if row.code:
+        if "reason" in row:
             names, template, *rest = _where(row)
-            left.setdefault((names, *rest, _linked([row.code])), []).append(template)
+            left.setdefault((names, *rest, _linked([row["reason"]])), []).append(template)
     refused = [[names, ", ".join(templates), *rest] for (names, *rest), templates in left.items()]
     return [
         *("", f"## {target}", ""),
@@ -134,34 +131,40 @@ def _section(target: str) -> list[str]:
     ]
 
 
-def _where(row: Row) -> list[str]:
-    return [" ".join(row.combinations), row.template, " ".join(row.layouts), " ".join(row.dtypes)]
+def _where(row: Table) -> list[str]:
+    return [
+        " ".join(row["combinations"]),
+        row["algorithm"],
+        " ".join(row["layouts"]),
+        " ".join(row["dtypes"]),
+    ]
 
 
-def _taken(row: Row) -> list[str]:
-    letters = "".join(row.combinations)
-    axes = [row.axis(axis) if "C" in letters or axis == "channels" else "" for axis in AXES]
-    modes = _but(row.modes) if "N" in letters else ""
-    activations = _but(row.activations) if "A" in letters else ""
-    codes = dict.fromkeys(code for _, _, code in row.refused)
-    return [*_where(row), *axes, modes, activations, _linked(codes)]
+def _taken(row: Table) -> list[str]:
+    letters = "".join(row["combinations"])
+    axes = [row[axis] if "C" in letters or axis == "channels" else "" for axis in AXES]
+    modes = _but(MODES, row["modes"]) if "N" in letters else ""
+    activations = _but(ACTIVATIONS, row["activations"]) if "A" in letters else ""
+    return [*_where(row), *axes, modes, activations, _linked(row["reasons"])]
 
 
-def _but(missing: tuple[str, ...]) -> str:
+def _but(every: Iterable[str], taken: Sequence[str]) -> str:
+    missing = [each for each in every if each not in taken]
     return prose(f"all but {_listed(missing)}") if missing else "all"
 
 
-def document() -> str:
-    """The table as JSON."""
-    told = {
+def document() -> Table:
+    """The table as JSON values."""
+    return {
         "combinations": list(COMBINATIONS),
         "axes": {axis: list(values) for axis, values in AXES.items()},
-        "targets": {target: [row.to_json() for row in rows(asked(target))] for target in TARGETS},
+        "targets": {
+            target: [row.to_json() for row in rows(cells(parse_target(target)))] for target in TARGETS
+        },
     }
-    return _spread(told)
 
 
-def _spread(told: dict[str, Any]) -> str:
+def spread(told: Table) -> str:
     """JSON with one row a line."""
     targets = ",\n".join(
         f"  {json.dumps(target)}: [\n   " + ",\n   ".join(map(json.dumps, listed)) + "\n  ]"
@@ -175,7 +178,8 @@ def _spread(told: dict[str, Any]) -> str:
 
 def written() -> dict[str, str]:
     """Each file's text by its name."""
-    return {"supported.md": page(), "supported.json": document()}
+    told = document()
+    return {"supported.md": page(told), "supported.json": spread(told)}
 
 
 if __name__ == "__main__":

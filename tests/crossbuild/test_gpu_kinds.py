@@ -4,6 +4,7 @@
 """
 
 import json
+import sys
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
@@ -87,6 +88,11 @@ def name_of(build: Build) -> str:
     return f"{build.target.name}-{build.template.name}-{build.plan}"
 
 
+def kind_of(build: Build) -> str:
+    """The target, template and dtype: continuous integration compiles a build of each one."""
+    return sys.intern(f"{build.target.name}-{build.template.name}-{build.plan.partition('[')[0]}")
+
+
 @pytest.mark.parametrize("chip", ["sm_80", "sm_89", "sm_100", "sm_120", "gfx950"])
 def test_products_compile_for_other_kinds(chip: str) -> None:
     plan = "f16[16x64x28x28, nhwc] -> conv2d(64, kernel=3, padding=1) -> bias -> relu"
@@ -95,8 +101,11 @@ def test_products_compile_for_other_kinds(chip: str) -> None:
     assert used["serialized"] == 0
 
 
-@pytest.mark.parametrize("build", CASES, ids=name_of)
-def test_a_kernel_compiles_and_is_sound(build: Build) -> None:
+@pytest.mark.part(1.5)
+@pytest.mark.parametrize(
+    ("kind", "build"), [pytest.param(kind_of(each), each, id=name_of(each)) for each in CASES]
+)
+def test_a_kernel_compiles_and_is_sound(kind: str, build: Build) -> None:
     job = build.job
     artifact = compiled(job.source, job.types, job.target)
     built = judged(build, job, artifact.pack(), ALLOWED)

@@ -1,6 +1,7 @@
 """All in this folder needs a GPU; `--record FILE` adds a line of what was run, and where, to a file."""
 
 import json
+import os
 from collections import Counter
 from pathlib import Path
 from typing import Any, NoReturn
@@ -35,7 +36,7 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if HERE in item.path.parents:
+        if str(item.path).startswith(f"{HERE}{os.sep}"):
             item.add_marker(pytest.mark.gpu)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -80,6 +80,7 @@ def extreme(plan: FusionPlan) -> dict[str, NDArray[Any]]:
     return arrays
 
 
+@pytest.mark.part(2)
 @pytest.mark.parametrize("nbytes", WIDTHS)
 @pytest.mark.parametrize("plan", SUMS)
 def test_sums_are_exact(plan: str, nbytes: int) -> None:
@@ -115,6 +116,7 @@ def test_quantized_again_within_one_step(to: str, layout: str, channels: int) ->
     assert (got == want).mean() > 0.999
 
 
+@settings(max_examples=40)
 @given(
     st.integers(1, 40), st.integers(1, 70), st.integers(1, 70), st.integers(1, 3), st.sampled_from(WIDTHS),
     st.sampled_from(("i8", "u8")),
@@ -275,6 +277,7 @@ def meaning(dot: dots.Dot, x: Value, y: Value, total: Value) -> Value:
     return total
 
 
+@pytest.mark.part(2)
 @pytest.mark.parametrize(
     ("feature", "nbytes"), [("+avxvnni", 32), ("+avx512vnni", 64), ("+avxvnniint8", 32), ("+dotprod", 16)]
 )

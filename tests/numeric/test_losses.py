@@ -36,6 +36,7 @@ def torch_made(plan: FusionPlan, src: torch.Tensor, target: torch.Tensor) -> tor
     return loss + options["z_loss"] * squared
 
 
+@pytest.mark.part(2)
 @pytest.mark.parametrize("tensor", TENSORS)
 @pytest.mark.parametrize("options", OPTIONS)
 def test_losses_and_gradients_are_torchs(tensor: str, options: str) -> None:
@@ -63,6 +64,7 @@ def test_losses_and_gradients_are_torchs(tensor: str, options: str) -> None:
     np.testing.assert_array_equal(out, made(**given))
 
 
+@pytest.mark.part(2)
 @pytest.mark.parametrize("tensor", TENSORS)
 @pytest.mark.parametrize("options", OPTIONS)
 def test_a_loss_and_its_gradient_in_one_pass_are_torchs(tensor: str, options: str) -> None:
@@ -97,6 +99,7 @@ PLANS = (
 )
 
 
+@pytest.mark.part(2)
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 @pytest.mark.parametrize("plan", PLANS)
 def test_any_plan_and_dtype(dtype: str, plan: str) -> None:

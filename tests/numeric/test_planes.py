@@ -58,6 +58,7 @@ def test_error_stays_within_the_bound_that_is_claimed(shape: str, features: int)
     assert (np.abs(got - want) <= compiled.choice.template.error_bound(compiled.kernel) * size).all()
 
 
+@pytest.mark.part(2)
 @pytest.mark.parametrize("dtype", ["f64", "f16", "bf16"])
 @pytest.mark.parametrize("width", [16, 64])
 @pytest.mark.parametrize(("shape", "features"), SHAPES[1:5])
@@ -128,6 +129,7 @@ def test_nan_and_infinity_reach_what_they_touch(shape: str, bad: float) -> None:
         assert_same_exceptions(compiled, arrays)
 
 
+@pytest.mark.part(2)
 @WIDTHS
 @pytest.mark.parametrize(("shape", "features"), SHAPES)
 def test_nothing_outside_dst_is_written_nor_outside_src_read(

@@ -23,6 +23,7 @@ def test_every_chain_in_every_layout(tensor: str, chain: str, target: str) -> No
     assert_trained(fuseplan.compile(plan, target), training_arrays(plan))
 
 
+@pytest.mark.part(2)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("chain", CHAINS)
 @pytest.mark.parametrize("dtype", ["f64", "f16", "bf16"])
@@ -32,6 +33,7 @@ def test_every_dtype(dtype: str, chain: str, target: str) -> None:
         assert_trained(fuseplan.compile(plan, target), training_arrays(plan))
 
 
+@pytest.mark.part(2)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("chain", CHAINS)
 @pytest.mark.parametrize("strides", STRIDES)

@@ -1,13 +1,11 @@
 """The text of CPU kernels: no instruction whose result is known when the kernel is written."""
 
 import re
-import tomllib
 from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
-from benchmarks.suite import FOLDER
 from fuseplan.backends.cpu.ir import Builder, Index, Value
 from fuseplan.backends.cpu.ir_text import I1, I64, PTR, Module, folded
 from fuseplan.backends.cpu.loops import batches, pieces, places
@@ -19,6 +17,7 @@ from fuseplan.kernels.target import KINDS
 from fuseplan.kernels.template import Template
 from fuseplan.messages.reasons import first_refusal
 from fuseplan.plans.plan import FusionPlan
+from suite_plans import one_of_each, plans_of_suites
 
 NUMBER = r"-?\d+"
 # Each names an instruction that index arithmetic should have folded.
@@ -74,12 +73,6 @@ TILED = (
 )
 
 
-def plans_of_suites() -> Iterator[str]:
-    for suite in sorted(FOLDER.iterdir(), key=lambda each: each.name):
-        if suite.name.endswith(".toml"):
-            yield from (case["plan"] for case in tomllib.loads(suite.read_text())["case"])
-
-
 def texts(kind: str, plans: list[str]) -> Iterator[tuple[str, Template, str]]:
     """The kernel of each template's first choice for each plan."""
     target = replace(KINDS[kind], threads=2)
@@ -113,11 +106,11 @@ def foldable(text: str) -> list[str]:
 
 
 def test_no_generated_text_leaves_work_to_the_optimizer() -> None:
-    """Each suite's shape for one kind of CPU, in turn; the odd ones for all kinds."""
-    suites, seen = list(dict.fromkeys(plans_of_suites())), set()
-    kinds = ("cpu:avx2", "cpu:avx512", "cpu:neon")
-    each = {kind: [*suites[index :: len(kinds)], *ODD] for index, kind in enumerate(kinds)}
-    each["cpu:amx"] = [*(plan for plan in suites if plan.startswith("bf16"))][::8] + list(TILED)
+    """Of plans that differ in numbers alone, another one for each kind of CPU; the odd ones for all kinds."""
+    kinds, seen = ("cpu:avx2", "cpu:avx512", "cpu:neon"), set()
+    each = {kind: [*one_of_each(turn, len(kinds)), *ODD] for turn, kind in enumerate(kinds)}
+    wide = [plan for plan in dict.fromkeys(plans_of_suites()) if plan.startswith("bf16")]
+    each["cpu:amx"] = [*wide[::8], *TILED]
     for kind, plans in each.items():
         for plan, choice, text in texts(kind, plans):
             seen.add(choice.name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fuseplan.kernels.kernel import KernelOperand
 from fuseplan.language.parts import part_of
@@ -21,10 +21,13 @@ class Dependence:
 
     operands: Mapping[str, KernelOperand]
     values: Collection[str] = ()
+    _met: dict[Scalar, frozenset[int]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def axes(self, node: Scalar) -> frozenset[int]:
         """The axes that the value depends on; of x and what lies as it does, `EVERYWHERE`."""
-        return SHARED.union(*(self._axes(part_of(leaf)[0]) for leaf in leaves_of(node)))
+        if node not in self._met:
+            self._met[node] = SHARED.union(*(self._axes(part_of(leaf)[0]) for leaf in leaves_of(node)))
+        return self._met[node]
 
     def _axes(self, name: str) -> frozenset[int]:
         operand = self.operands.get(name)

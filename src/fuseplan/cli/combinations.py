@@ -40,6 +40,7 @@ COMBINATIONS = (
 )  # fmt: skip
 MODES = tuple(affine.MODES)
 SPATIAL = {2: (), 3: (9,), 4: (5, 6), 5: (3, 4, 5)}
+PLACES = tuple(layout for rank in SPATIAL for layout in LAYOUTS[rank])
 BATCH = 2
 CONVOLUTIONS: dict[int, Callable[..., Op]] = {3: conv.Conv1d, 4: conv.Conv2d, 5: conv.Conv3d}
 ACTIVATIONS: dict[str, Elementwise] = {  # each with its first sample's parameters
@@ -190,13 +191,14 @@ def _kernel(
         return error.refusals[0]
 
 
-def cells(target: Target) -> Iterator[Cell]:
-    """Every cell of a target."""
-    layouts = [layout for rank in SPATIAL for layout in LAYOUTS[rank]]
-    templates = backend_of(target.backend).templates
-    known: Activations = {}
-    for combination, layout, dtype, template in product(COMBINATIONS, layouts, FACTORS, templates):
-        if "C" not in combination or len(layout) > 2:  # a matrix has nothing to slide a kernel along
+def cells(target: Target, part: int | None = None) -> Iterator[Cell]:
+    """Every cell of a target, or a part: of each combination and layout, those of one dtype, in turn."""
+    templates, known = backend_of(target.backend).templates, Activations()
+    for place, (combination, layout) in enumerate(product(COMBINATIONS, PLACES)):
+        if "C" in combination and len(layout) == 2:  # a matrix has nothing to slide a kernel along
+            continue
+        dtypes = FACTORS if part is None else (FACTORS[(place + part) % len(FACTORS)],)
+        for dtype, template in product(dtypes, templates):
             yield _cell(_Asked(combination, template, layout, dtype, target), known)
 
 

@@ -35,6 +35,7 @@ def declared_fields(kind: Any) -> tuple[Field[Any], ...]:
 # Words that have a meaning already where a plan is run.
 RESERVED = ("x", "self", "src", "dst", "out")
 NAME = "letters, digits and _, and no word that has a meaning already"
+signature: Callable[[Any], inspect.Signature] = functools.cache(inspect.signature)
 
 
 def is_name(name: object, taken: Collection[str] = RESERVED) -> bool:
@@ -128,7 +129,7 @@ def checked(operator: str, declared: Field[Any], value: Any, *, applies: bool) -
 
 def fields_of(kind: type[Any]) -> tuple[list[str], list[str], bool]:
     """An operator's fields, its required fields, and whether it accepts other names as well."""
-    taken = inspect.signature(kind).parameters.values()
+    taken = signature(kind).parameters.values()
     named = [each for each in taken if each.kind is not inspect.Parameter.VAR_KEYWORD]
     required = [each.name for each in named if each.default is inspect.Parameter.empty]
     return [each.name for each in named], required, len(named) < len(taken)
@@ -164,7 +165,7 @@ def _misused(kind: type[Any], given: int, named: Collection[str]) -> PlanError |
     unknown = [name for name in named if name not in names]
     if unknown and not is_open:
         return no_field(kind, unknown[0])
-    parameters = inspect.signature(kind).parameters.values()
+    parameters = signature(kind).parameters.values()
     bare = [each.name for each in parameters if each.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
     if given > len(bare):
         remedy = "src says the channels: PyTorch's Conv2d(16, 32, 3) is Conv2d(32, kernel=3) here"

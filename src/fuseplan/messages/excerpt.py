@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 from fuseplan.system import limits
 
 ARROW = "->"
 CUT = "..."
 MARGIN = 2 * len(CUT) + 2  # of a line of a message: marks of a cut at both ends, and two spaces in front
 
+ARROW_OR_QUOTED = re.compile(rf"""(["'])(?:\\.|(?!\1).)*(?:\1|\Z)|{ARROW}""", re.DOTALL)
 Span = tuple[int, int]  # first character of a piece of a text, and the one behind its last
 
 
@@ -16,18 +19,8 @@ def segments(text: str) -> list[Span]:
 
     An arrow inside quotes does not count.
     """
-    cuts, quote, position = [0], "", 0
-    while position < len(text):
-        character = text[position]
-        if quote:
-            position += character == "\\"
-            quote = "" if character == quote else quote
-        elif character in "\"'":
-            quote = character
-        elif text.startswith(ARROW, position):
-            cuts += [position, position + len(ARROW)]
-        position += 1
-    cuts.append(len(text))
+    arrows = [found.span() for found in ARROW_OR_QUOTED.finditer(text) if found[0] == ARROW]
+    cuts = [0, *(cut for span in arrows for cut in span), len(text)]
     return [stripped(text, begin, end) for begin, end in zip(cuts[::2], cuts[1::2], strict=True)]
 
 

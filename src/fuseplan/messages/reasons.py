@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum, unique
+from typing import NamedTuple
 
 GENERAL = "`direct` on the CPU and `product` on a GPU"
 
@@ -306,8 +307,7 @@ class Reason(Catalogue):
     )
 
 
-@dataclass(frozen=True)
-class Claim:
+class Claim(NamedTuple):
     """A condition; if it does not hold: the reason, both sides, and the operator to blame."""
 
     holds: bool
@@ -321,8 +321,8 @@ def claim(
     holds: bool, reason: Reason, *, got: object = None, want: object = None, operator: int | None = None
 ) -> Claim:
     """A claim; `got` and `want` are anything that prints, `operator` is an index into the plan."""
-    told = [None if holds or value is None else str(value) for value in (got, want)]
-    return Claim(bool(holds), reason, told[0], told[1], operator)
+    told = None if holds or got is None else str(got), None if holds or want is None else str(want)
+    return Claim(bool(holds), reason, *told, operator)
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from torch.utils import _pytree as pytree
 from fuseplan.errors import ArgumentError
 from fuseplan.stores import cache
 from fuseplan.torch.called import UnseenError, outline, recorded, repeats
+from fuseplan.torch.decomposing import run_decompositions
 from fuseplan.torch.einsum import Products
 from fuseplan.torch.flexible import FLEX, READ, read_scores
 from fuseplan.torch.held import HOOKS, Held, twin
@@ -194,7 +195,7 @@ def _exported(
         with warnings.catch_warnings(), contextlib.redirect_stderr(said):
             warnings.simplefilter("ignore")  # torch's own, of its parts
             program = _program(module, inputs, kwargs, dynamic_shapes)
-            program = program.run_decompositions({aten.copy.default: _copied})
+            program = run_decompositions(program, {aten.copy.default: _copied})
     except Exception as error:  # torch.export raises errors of many kinds, and prints its graph
         raise ArgumentError(f"torch.export does not take {_told(module, error)}") from error
     sys.stderr.write(said.getvalue())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 import struct
 from collections.abc import Callable
@@ -33,11 +34,13 @@ def vector(lanes: int, element: str) -> str:
     return f"<{lanes} x {element}>"
 
 
+@functools.cache
 def element_of(kind: str) -> str:
     """The type of one element of a vector type; a scalar type is its own."""
     return kind[1:-1].partition(" x ")[2] if kind[0] == "<" else kind
 
 
+@functools.cache
 def lanes_of(kind: str) -> int:
     """How many elements a type has; 1 for a scalar."""
     return int(kind[1:].partition(" x ")[0]) if kind[0] == "<" else 1
@@ -59,7 +62,7 @@ def literal(value: float, element: str) -> str:
 
 def number_of(name: str) -> int | None:
     """The integer that a name writes; None for the name of a variable."""
-    return int(name) if name.lstrip("-").isdigit() else None
+    return None if name[0] == "%" else int(name) if name.lstrip("-").isdigit() else None
 
 
 def folded(word: str, left: str, right: str) -> str | None:
