@@ -256,7 +256,7 @@ class _Writer:
         """x with a value of its shape; a sum reads the integers of a dequantized one."""
         node = dequantized(self.graph, name) if fn == "add" else None
         numbers = [self.graph.constants.get(each) for each in node.inputs[1:]] if node else []
-        is_own = not self.graph.leaves(name, self.region.nodes)
+        is_own = id(node) not in self.region.claimed and not self.graph.leaves(name, self.region.nodes)
         if node and is_own and all(each is not None for each in numbers):
             told = (float(str(each.reshape(()))) for each in numbers if each is not None)
             dtype = self.graph.types[node.inputs[0]].dtype
