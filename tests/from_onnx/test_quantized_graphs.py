@@ -58,3 +58,14 @@ def test_a_convolution_of_floats_whose_integers_onnxruntime_reads() -> None:
     made, want, plans = both(nodes, (2, 3, 6, 5), stored)
     np.testing.assert_allclose(made, want, atol=1e-6)
     assert [plan[:3] for plan in plans] == ["f32", "i8["], plans
+
+
+def test_values_whose_names_end_in_numbers() -> None:
+    """Names of what a row adds, and of a dequantized value for each reader, are none of the model's."""
+    nodes = [node("DynamicQuantizeLinear", ["x"], ["q", "t", "u"]), node("DequantizeLinear", "qtu", ["a"])]
+    nodes += [node("Sigmoid", ["a"], ["a.1"]), node("Softmax", ["a"], ["a.2"], axis=0)]
+    nodes += [node("Add", ["a.1", "a.2"], ["y.0"]), node("Add", ["a", "y.0"], ["e"])]
+    nodes += [node("Gemm", ["e", "w", "b"], ["y.1"], alpha=0.7), node("Gemm", ["y.1", "w"], ["y"], alpha=0.6)]
+    stored = {"w": RNG.standard_normal((5, 5), np.float32), "b": RNG.standard_normal(5, np.float32)}
+    made, want, _ = both(nodes, (3, 5), stored)
+    np.testing.assert_allclose(made, want, atol=1e-5)
