@@ -34,13 +34,13 @@ def onnx_model(plan: FusionPlan, arrays: Arrays, layers: Sequence[Layer]) -> tup
     Raises:
         CannotRunError: an operator has no node here.
     """
-    writer = _Writer(plan, arrays)
+    writer = Writer(plan, arrays)
     for layer in layers:
         writer.add(layer)
     return writer.finish(), running(plan)
 
 
-class _Writer:
+class Writer:
     """Collects nodes; `self._last` is the tensor written last."""
 
     def __init__(self, plan: FusionPlan, arrays: Arrays) -> None:
