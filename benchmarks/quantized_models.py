@@ -3,7 +3,7 @@
     fuseplan bench quantized_models --threads 1,2
 
 ONNX Runtime's own tool quantizes them, as its users do: scales and zero points of values from one random
-input, weights of i8 with a scale for each channel. `dynamic` takes a value's scale from the value when it runs.
+input, weights of i8 with a scale for each channel. `dynamic` takes scales from the values of a run.
 """
 
 from __future__ import annotations

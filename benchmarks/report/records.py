@@ -323,10 +323,10 @@ STARTS = (
     "from the filled cache."
 )
 QUANTIZED_MODELS = (
-    "`fuseplan bench quantized_models --threads 1,2`: random weights, quantized by ONNX Runtime's tool: static "
-    "with values of u8 or i8, or dynamic; one image of 224 x 224, or 128 tokens through four layers of BERT's. "
-    "Milliseconds: the least time of a call. Gain: ONNX Runtime's time over ours. Errors: the norm of the "
-    "difference from the quantized model in f32 with its roundings, over its norm; `f32` is the model before."
+    "`fuseplan bench quantized_models --threads 1,2`: random weights, quantized by ONNX Runtime's tool, static "
+    "with values of u8 or i8, or dynamic; an image of 224 x 224, or 128 tokens through 4 layers of BERT-base. "
+    "Milliseconds: the least time. Gain: ONNX Runtime's time over ours. Errors: the norm of the difference "
+    "from the quantized model in f32 with its roundings, over its norm; `f32`: the model before."
 )
 MODELS = (
     "`fuseplan bench models --threads 1,2`: networks with random weights, one f32 image of 224 x 224. "
