@@ -323,8 +323,8 @@ STARTS = (
     "from the filled cache."
 )
 QUANTIZED_MODELS = (
-    "`fuseplan bench quantized_models --threads 1,2`: random weights, quantized by ONNX Runtime's tool, static "
-    "with values of u8 or i8, or dynamic; an image of 224 x 224, or 128 tokens through 4 layers of BERT-base. "
+    "`fuseplan bench quantized_models --threads 1,2`: random weights, quantized by ONNX Runtime's tool, "
+    "values static in u8 or i8, or dynamic; one image of 224 x 224, or 128 tokens through 4 layers of BERT. "
     "Milliseconds: the least time. Gain: ONNX Runtime's time over ours. Errors: the norm of the difference "
     "from the quantized model in f32 with its roundings, over its norm; `f32`: the model before."
 )
