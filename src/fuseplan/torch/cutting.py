@@ -17,7 +17,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 from fuseplan.graph.choose import Mode, chosen
 from fuseplan.graph.cut import Cut, Site
 from fuseplan.graph.find import find
-from fuseplan.graph.graph import Graph
 from fuseplan.graph.layer import Layer
 from fuseplan.graph.node import Node
 from fuseplan.graph.ops import Permute, Slice
@@ -182,13 +181,13 @@ def _found(
     name, threads = target_of(device)
     target = replace(parse_target(name), repacks=device.type == "cpu" and not may["ranges"])
     module = copied(given)
-    found = read(module, joins)
+    found = read(module, joins, is_once=may["ranges"] and may["is_apart"] is is_torchs)
     for node, name in found.values.items():
         maker = found.makers.get(name, node)
         if maker is not node and type_of(node.meta.get("val")).shape is not None and stands_for(maker, node):
             node.replace_all_uses_with(maker)
     last = {name for name, node in found.makers.items() if _is_channels_last(node)}
-    weights = _weights(found.graph)
+    weights = _weights(found)
     how: dict[str, Any] = {"joins": joins, "results": not may["ranges"], **may}
     cut = find(found.graph, target, threads=threads, weights=weights, last=last, **how)
     cut = _without(
@@ -206,10 +205,10 @@ def _without(cut: Cut, why: Why, is_left: Callable[[Site], bool]) -> Cut:
     return replace(cut, sites=sites, left={**cut.left, **reasons})
 
 
-def _weights(graph: Graph) -> set[str]:
-    """The inputs that are second factors of products."""
-    layers = (node for node in graph.nodes if isinstance(node.op, Layer) and "weight" in node.op.keys)
-    return {node.inputs[1] for node in layers if node.inputs[1] in graph.inputs}
+def _weights(found: ReadGraph) -> set[str]:
+    """The inputs, and what torch makes of these alone, that are second factors of products."""
+    layers = (node for node in found.graph.nodes if isinstance(node.op, Layer) and "weight" in node.op.keys)
+    return {node.inputs[1] for node in layers} & (found.graph.inputs.keys() | found.weights)
 
 
 def _is_channels_last(node: fx.Node) -> bool:
