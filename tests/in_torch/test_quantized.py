@@ -167,3 +167,44 @@ def test_what_is_left_to_torch_tells_why() -> None:
     told = str(made.report)
     for name in ("quantize_per_tensor", "quantize_per_channel", "dequantize_per_channel", "_to_copy"):
         assert name in told
+
+
+@torch.no_grad()
+def test_casts_of_values() -> None:
+    """Numbers that i8 may not hold are torch's, which wraps them around; an image of u8 is not a weight."""
+
+    class Casts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 8, 3)
+
+        def forward(self, image: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+            made = self.conv(image.to(torch.float32) / 255 - 0.5)
+            return (
+                made,
+                (made * 300).clamp(max=500, min=-128).to(torch.int8),
+                (made * 90).clamp(max=127, min=-128).to(torch.int8),
+            )
+
+    image = torch.randint(0, 256, (2, 3, 20, 20), dtype=torch.uint8)
+    module = Casts()
+    made = fuseplan.torch.fuse(module, image)
+    plans = [str(site.plan) for site in made.report.sites]
+    assert any(plan.startswith("u8[2x3x20x20") for plan in plans)
+    assert sum("cast(i8)" in plan for plan in plans) == 1
+    first, wrapped, held = made(image)
+    torch.testing.assert_close(first, module(image)[0])
+    torch.testing.assert_close(wrapped, (first * 300).clamp(-128, 500).to(torch.int8), rtol=0, atol=0)
+    torch.testing.assert_close(held, (first * 90).clamp(-128, 127).to(torch.int8), rtol=0, atol=0)
+
+
+@torch.no_grad()
+def test_weights_of_integers_beside_an_open_extent_are_torchs() -> None:
+    """Calls with open extents keep nothing: the weight would be packed in each call."""
+    module, x = WeightOnly().eval(), torch.randn(5, 40)
+    shapes = ({0: torch.export.Dim("rows", min=2, max=64)},)
+    made = fuseplan.torch.fuse(module, x, dynamic_shapes=shapes)
+    assert not any("linear" in str(site.plan) for site in made.report.sites)
+    for rows in (5, 9):
+        x = torch.randn(rows, 40)
+        torch.testing.assert_close(made(x), module(x))

@@ -112,10 +112,11 @@ def fused(
     """
     example, other = points(given) if opens else (given, None)
     may = {"rules": rules, "ranges": ranges, "is_apart": is_apart, "accuracy": accuracy}
-    module, found, cut = _found(example, device, joins, **may)
+    is_once = ranges and not other and is_apart is is_torchs  # calls keep what torch makes of weights
+    module, found, cut = _found(example, device, joins, is_once, **may)
     opened = {site.dst: Opened() for site in cut.sites}
     if other:
-        _, again, twin = _found(other, device, False, **may)
+        _, again, twin = _found(other, device, False, False, **may)
         cut, twin = gapless(cut, twin), gapless(twin, cut)
         opened = opened_of(found, cut, again, twin)
     cut = _without(cut, Why.OPEN_EXTENT, lambda site: site.dst not in opened)
@@ -175,13 +176,13 @@ def _without_modes() -> AbstractContextManager[None]:
 
 
 def _found(
-    given: fx.GraphModule, device: torch.device, joins: bool, **may: Any
+    given: fx.GraphModule, device: torch.device, joins: bool, is_once: bool, **may: Any
 ) -> tuple[fx.GraphModule, ReadGraph, Cut]:
     """A copy of a graph, what is read of it, and the plans between values that torch's nodes make."""
     name, threads = target_of(device)
     target = replace(parse_target(name), repacks=device.type == "cpu" and not may["ranges"])
     module = copied(given)
-    found = read(module, joins, is_once=may["ranges"] and may["is_apart"] is is_torchs)
+    found = read(module, joins, is_once)
     for node, name in found.values.items():
         maker = found.makers.get(name, node)
         if maker is not node and type_of(node.meta.get("val")).shape is not None and stands_for(maker, node):

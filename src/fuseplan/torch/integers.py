@@ -12,12 +12,13 @@ from fuseplan.graph.layer import Layer
 from fuseplan.graph.ops import Convert
 from fuseplan.graph.type import FLOATS, QUANTIZED
 from fuseplan.graph.why import LeftError, Why
+from fuseplan.language.dtypes import dtype_of
 from fuseplan.ops.conversion import Cast
 from fuseplan.ops.matmul import Linear, Matmul
 from fuseplan.torch.given import Given, type_of
 
 aten = torch.ops.aten
-INTEGERS = (*QUANTIZED, "i16", "i32")
+INTEGERS = (*QUANTIZED, "i32")
 TURNED = (aten.t.default, aten.permute.default, aten.transpose.int, aten.numpy_T.default)
 # Operators that multiply, and the place of the second factor among their arguments.
 PRODUCTS = {
@@ -86,7 +87,10 @@ def product(given: Given) -> str:
 
 
 def cast(given: Given) -> str:
-    """`self` in the result's dtype; of integers to floats, and of floats to i8 and u8, as a plan does."""
+    """`self` in the result's dtype: of integers to floats, and of floats to integers that hold them.
+
+    Others torch wraps around, or does not define, where a plan saturates.
+    """
     src, dtype = given.value(given.argument("self")), given.result.dtype
     before = given.type_of(src)
     if before.dtype == dtype:
@@ -94,9 +98,21 @@ def cast(given: Given) -> str:
     if before.is_float and dtype in FLOATS:
         return given.add(Convert(dtype), src)
     is_known = before.dtype in INTEGERS and dtype in FLOATS
-    if not is_known and not (before.is_float and dtype in QUANTIZED):
+    if not is_known and not (before.is_float and dtype in QUANTIZED and _holds(dtype, given)):
         raise LeftError(Why.NOT_IN_TABLE, "a cast to another dtype")
     return given.add(Layer(Cast(dtype)), src)
+
+
+def _holds(dtype: str, given: Given) -> bool:
+    """Whether a dtype of integers holds a node's argument, which is clamped between two numbers."""
+    node, row = given.maker("self"), dtype_of(dtype)
+    while node is not None and node.target is aten.round.default:
+        node = node.args[0]
+    if node is None or node.target is not aten.clamp.default:
+        return False
+    low, high = (given.of(node).argument(name) for name in ("min", "max"))
+    is_known = isinstance(low, int | float) and isinstance(high, int | float)
+    return is_known and row.least <= low and high <= row.largest
 
 
 def quantized(given: Given) -> str:
