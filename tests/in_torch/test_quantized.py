@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,6 +18,12 @@ WORDS = {torch.int8: "i8", torch.uint8: "u8"}
 RANGES = {torch.int8: (-128, 127), torch.uint8: (0, 255)}
 
 
+@pytest.fixture(autouse=True)
+def without_gradients() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
 def integers(*shape: int) -> torch.Tensor:
     return torch.randint(-127, 128, shape, dtype=torch.int8)
 
@@ -26,7 +33,7 @@ def rounded(x: torch.Tensor, scale: float, point: int, dtype: torch.dtype) -> to
     return OPS.dequantize_per_tensor(OPS.quantize_per_tensor(x, *numbers), *numbers)
 
 
-class WeightOnly(nn.Module):
+class WeightOnly(nn.Module):  # type: ignore[misc]
     """As torchao has it: the weight becomes floats in each call, the scales stand behind."""
 
     def __init__(self) -> None:
@@ -39,7 +46,7 @@ class WeightOnly(nn.Module):
         return torch.relu(functional.linear(x, self.weight.to(x.dtype)) * self.scale + self.bias)
 
 
-class Products(nn.Module):
+class Products(nn.Module):  # type: ignore[misc]
     """A product of i8 with dynamic scales of rows."""
 
     def __init__(self, is_turned: bool) -> None:
@@ -55,7 +62,7 @@ class Products(nn.Module):
         return sums.to(torch.float32) * scale * self.scale
 
 
-class Exported(nn.Module):
+class Exported(nn.Module):  # type: ignore[misc]
     """A convolution and a product as pt2e exports them: weights with a scale for each channel."""
 
     def __init__(self, dtype: torch.dtype, point: int) -> None:
@@ -86,7 +93,6 @@ def forms(module: nn.Module, x: torch.Tensor) -> list[Any]:
     return [fuseplan.torch.fuse(module, x), torch.compile(module, backend="fuseplan")]
 
 
-@torch.no_grad()
 @pytest.mark.parametrize("rows", [1, 33])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_weights_of_integers_are_made_once(rows: int, dtype: torch.dtype) -> None:
@@ -101,7 +107,6 @@ def test_weights_of_integers_are_made_once(rows: int, dtype: torch.dtype) -> Non
     torch.testing.assert_close(made(x), module(x), rtol=bound, atol=bound)
 
 
-@torch.no_grad()
 @pytest.mark.parametrize("is_turned", [False, True])
 def test_products_of_integers_are_exact(is_turned: bool) -> None:
     module, x = Products(is_turned).eval(), torch.randn(33, 40)
@@ -114,7 +119,6 @@ def test_products_of_integers_are_exact(is_turned: bool) -> None:
         torch.testing.assert_close(call(x), module(x), rtol=1e-6, atol=1e-6)
 
 
-@torch.no_grad()
 def test_sums_of_integers_are_an_output() -> None:
     module = Sums()
     given = integers(17, 300)
@@ -122,7 +126,7 @@ def test_sums_of_integers_are_an_output() -> None:
         torch.testing.assert_close(call(given), module(given), rtol=0, atol=0)
 
 
-class Sums(nn.Module):
+class Sums(nn.Module):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("weight", integers(300, 8))
@@ -131,7 +135,6 @@ class Sums(nn.Module):
         return torch._int_mm(x, self.weight)
 
 
-@torch.no_grad()
 @pytest.mark.parametrize(("dtype", "point"), [(torch.int8, 0), (torch.int8, -7), (torch.uint8, 101)])
 def test_exported_quantized_models(dtype: torch.dtype, point: int) -> None:
     """A number between two integers may become either: of few results, one more or less."""
@@ -147,11 +150,10 @@ def test_exported_quantized_models(dtype: torch.dtype, point: int) -> None:
         assert (apart > 1e-5).float().mean() <= 0.05
 
 
-@torch.no_grad()
 def test_what_is_left_to_torch_tells_why() -> None:
     """Integers of 16 bits, scales for each channel of a value, and casts between integers."""
 
-    class Left(nn.Module):
+    class Left(nn.Module):  # type: ignore[misc]
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             numbers = (0.01, 0, -(2**15), 2**15 - 1, torch.int16)
             made = OPS.dequantize_per_tensor(OPS.quantize_per_tensor(x, *numbers), *numbers)
@@ -169,11 +171,10 @@ def test_what_is_left_to_torch_tells_why() -> None:
         assert name in told
 
 
-@torch.no_grad()
 def test_casts_of_values() -> None:
     """Numbers that i8 may not hold are torch's, which wraps them around; an image of u8 is not a weight."""
 
-    class Casts(nn.Module):
+    class Casts(nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.conv = nn.Conv2d(3, 8, 3)
@@ -198,7 +199,6 @@ def test_casts_of_values() -> None:
     torch.testing.assert_close(held, (first * 90).clamp(-128, 127).to(torch.int8), rtol=0, atol=0)
 
 
-@torch.no_grad()
 def test_weights_of_integers_beside_an_open_extent_are_torchs() -> None:
     """Calls with open extents keep nothing: the weight would be packed in each call."""
     module, x = WeightOnly().eval(), torch.randn(5, 40)
