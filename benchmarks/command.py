@@ -52,4 +52,5 @@ def bench(name: str, options: Options, display: Display) -> list[Row]:
             a GPU, torch is not installed, or finds no GPU.
     """
     found = suite.chosen(suite.load(name), options.only)
+    options = replace(options, peers=found.peers) if options.peers is None else options
     return command.bench(found, options, display, partial(standings.markdown, found))

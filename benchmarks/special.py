@@ -132,6 +132,20 @@ def bench_models(_: str, options: Options, display: Display) -> dict[str, Any]:
     return _finding("models", {"rows": rows}, options, display)
 
 
+def bench_quantized_models(_: str, options: Options, display: Display) -> dict[str, Any]:
+    """Quantized models beside ONNX Runtime, and both in f32, for each thread count."""
+    from benchmarks import quantized_models as models  # onnx is optional
+
+    rows = []
+    for threads, name in product(options.threads, models.names()):
+        if options.only in name:
+            rows.append(models.measured(name, threads))
+            display.tell(models.told(rows[-1]))
+    if not rows:
+        raise ArgumentError(f"no model has {options.only!r} in its name: want {', '.join(models.names())}")
+    return _finding("quantized_models", {"rows": rows}, options, display)
+
+
 def bench_accuracy(_: str, options: Options, display: Display) -> dict[str, Any]:
     """How far results are from float64, ours beside each peer's."""
     suite = load("accuracy")
@@ -172,6 +186,7 @@ SPECIAL: Mapping[bool, Mapping[str, Benchmark]] = {
         "overhead": bench_overhead,
         "peaks": bench_peaks,
         "published": bench_published,
+        "quantized_models": bench_quantized_models,
     },
     True: {
         "accuracy": bench_gpu_accuracy,

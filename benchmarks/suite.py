@@ -53,9 +53,10 @@ class Aim:
 
 @dataclass(frozen=True)
 class Suite(Cases):
-    """A file of cases, with aims."""
+    """A file of cases, with aims, and the peers that are measured unless others are asked for."""
 
     aims: tuple[Aim, ...]
+    peers: str | None = None
 
     @property
     def file(self) -> str:
@@ -71,6 +72,7 @@ class _Written:
     case: tuple[Case, ...]
     title: str = ""
     target: tuple[Aim, ...] = ()
+    peers: str | None = None
 
 
 def load(name: str) -> Suite:
@@ -88,7 +90,7 @@ def load(name: str) -> Suite:
     if found := NAMED.fullmatch(name):
         of, count, seed = load(found["suite"]), int(found["count"]), int(found["seed"])
         title = f"{of.title}: {count} random shapes of seed {seed}"
-        return Suite(name, title, drawn(of.cases, count, seed), of.aims)
+        return Suite(name, title, drawn(of.cases, count, seed), of.aims, of.peers)
     place = _find(name)
     try:
         return _read(place)
@@ -108,7 +110,7 @@ def chosen(suite: Suite, only: str) -> Suite:
         cases = exact or tuple(case for case in cases if word in case.name or word in case.group)
     if not cases:
         raise ArgumentError(f"no case of the suite {suite.name} has {only!r} in its name or group")
-    return Suite(suite.name, suite.title, cases, suite.aims)
+    return Suite(suite.name, suite.title, cases, suite.aims, suite.peers)
 
 
 def names() -> list[str]:
@@ -143,7 +145,7 @@ def _checked(name: str, written: _Written) -> Suite:
     for aim in written.target:
         if not any(map(aim.covers, groups)):
             raise ValueError(f"the target of group {aim.group!r} against {aim.against!r} has no case")
-    return Suite(name, written.title or name, written.case, written.target)
+    return Suite(name, written.title or name, written.case, written.target, written.peers)
 
 
 def read_toml(place: Path, kind: type[R]) -> R:

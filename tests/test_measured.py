@@ -100,7 +100,13 @@ def test_a_page_of_every_kind_of_result(tmp_path: Path) -> None:
     ]  # fmt: skip
     results.append(rows, "quick", tmp_path)
     rates = {level: {"read": 1e9} for level in ("l2", "l3", "dram")}
+    quantized = ("fuseplan", "onnxruntime", "fuseplan f32", "onnxruntime f32")
+    seconds = dict(zip(quantized, (0.01, 0.02, 0.03, 0.05), strict=True))
+    errors = {"fuseplan": 0.01, "onnxruntime": 0.02, "f32": 0.03}
     records: dict[str, dict[str, Any]] = {
+        "quantized_models": {
+            "rows": [{"model": "m u8", "threads": 1, "least": seconds, "cpu": seconds, "errors": errors}]
+        },
         "peaks": {"threads": 1, "flops": 1e12, "bytes_a_second": rates},
         "footprint": {"numpy_import": 0.1, "own_import": 0.2, "installed": {"numpy": 10**6}, "total": 10**6},
         "accuracy": {
@@ -127,6 +133,9 @@ def test_a_page_of_every_kind_of_result(tmp_path: Path) -> None:
     told = page(tmp_path)
     assert "## a CPU, 2 cores (kind, Linux)" in told
     assert "| 1 | 1000.0 | l2 | 1.0 |" in told
+    assert (
+        "| m u8 | 1 | 10.0 (10.0) | 20.0 (20.0) | 30.0 (30.0) | 50.0 (50.0) | 2.00 | 3.00 | 1.0e-02 |" in told
+    )
     assert f"| {case.name} |  | 1.000 | 2.000 | 2.00 (ncnn) |" in told
     assert "9000.000" not in told, "an older run is not shown"
     assert "Other programs used 25% of the machine" in told

@@ -14,13 +14,14 @@ from benchmarks.peers.gpu_fused import (
 from benchmarks.peers.ncnn_peer import Ncnn
 from benchmarks.peers.onnx_peers import OpenVino, UnfusedOnnxRuntime
 from benchmarks.peers.ours import FuseplanPlain, FuseplanStrict
+from benchmarks.peers.quantized_peers import ON_INTEGERS
 from benchmarks.peers.torch_peers import TorchCompileDefault, TorchSteps, UnfusedFirst, UnfusedLast
 from fuseplan.bench.peers import FORMS, OURS, TORCH, Known, by_name
 from fuseplan.bench.peers.onnx_peer import OnnxRuntime
 
 ON_CPU = (
     *FORMS, FuseplanStrict, OnnxRuntime, *TORCH, Ncnn, OpenVino, UnfusedFirst, UnfusedLast,
-    UnfusedOnnxRuntime,
+    UnfusedOnnxRuntime, *ON_INTEGERS,
 )  # fmt: skip
 ON_GPU = (
     *FORMS, FuseplanPlain, Cudnn, CudnnChannelsLast, CudnnFolded, CudnnAttention, FlashAttention,

@@ -16,7 +16,7 @@ from fuseplan.measure.peaks import KINDS_OF_TRAFFIC
 Record = Mapping[str, Any]
 Lines = Iterator[str]
 # A row for each model or program, from several runs.
-OF_MODELS = ("models", "models_of_torch", "training", "kernelbench", "starts")
+OF_MODELS = ("models", "quantized_models", "models_of_torch", "training", "kernelbench", "starts")
 COMPILE = "compile-"  # records of compile times are named apart, by their suites
 
 
@@ -95,6 +95,19 @@ def _models(record: Record) -> Lines:
         times = [f"{row['least'][name] * 1e3:.1f} ({row['cpu'][name] * 1e3:.1f})" for name in libraries]
         rows.append([row["model"], str(row["threads"]), *times, f"{row['sum'] * 1e3:.1f}"])
     yield from table(["model", "threads", *libraries, "plans alone"], rows)
+
+
+def _quantized_models(record: Record) -> Lines:
+    """Gain: ONNX Runtime's CPU time over ours; `f32 / ours`: what quantizing pays."""
+    libraries, rows = list(record["rows"][0]["least"]), []
+    for row in record["rows"]:
+        cpu, errors = row["cpu"], row["errors"]
+        times = [f"{row['least'][name] * 1e3:.1f} ({cpu[name] * 1e3:.1f})" for name in libraries]
+        gains = [f"{cpu[each] / cpu['fuseplan']:.2f}" for each in ("onnxruntime", "fuseplan f32")]
+        shown = [f"{errors[each]:.1e}" for each in ("fuseplan", "onnxruntime", "f32")]
+        rows.append([row["model"], str(row["threads"]), *times, *gains, *shown])
+    head = ["model", "threads", *libraries, "gain", "f32 / ours"]
+    yield from table([*head, *(f"error of {each}" for each in ("fuseplan", "onnxruntime", "f32"))], rows)
 
 
 def _compile(record: Record) -> Lines:
@@ -309,6 +322,12 @@ STARTS = (
     "that has imported torch and run the model once. First with an empty cache, then in another process "
     "from the filled cache."
 )
+QUANTIZED_MODELS = (
+    "`fuseplan bench quantized_models --threads 1,2`: random weights, quantized by ONNX Runtime's tool, "
+    "values static in u8 or i8, or dynamic; one image of 224 x 224, or 128 tokens through 4 layers of BERT. "
+    "Milliseconds: the least time, and CPU time. Gain: ONNX Runtime's CPU time over ours. Errors: distances "
+    "from the quantized model in f32 with its roundings, over its norm; `f32`: the model before."
+)
 MODELS = (
     "`fuseplan bench models --threads 1,2`: networks with random weights, one f32 image of 224 x 224. "
     "Milliseconds: the least time of a call, and the least CPU time of all threads; the plans of a model "
@@ -361,6 +380,7 @@ SECTIONS: Mapping[str, Section] = {
         "Deviation from float64 on a GPU", "`fuseplan bench accuracy --target cuda`.", _accuracy
     ),
     "models": Section("Whole models", MODELS, _models),
+    "quantized_models": Section("Quantized models", QUANTIZED_MODELS, _quantized_models),
     "gpu_peaks": Section("Peaks of the GPU", "`fuseplan bench peaks --target cuda`.", _gpu_peaks),
     "choices": Section("Choices beside all candidates", CHOICES, _choices),
     "gpu_overhead": Section("What the host pays", "`fuseplan bench overhead --target cuda`.", _host),

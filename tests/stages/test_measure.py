@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fuseplan.kernels.target import host_target
 from fuseplan.measure import clock, machine, peaks
 from fuseplan.measure.stats import percentile, summarize
 
@@ -85,10 +86,15 @@ MADE_UP = peaks.Peaks(
 )
 
 
-def test_floor_is_the_longer_of_computing_and_moving() -> None:
+def test_floor_is_the_longer_of_computing_and_moving(monkeypatch: pytest.MonkeyPatch) -> None:
     assert MADE_UP.floor(10**9, 1000) == peaks.Floor(0.01, "compute")
     assert MADE_UP.floor(10**9, 1000, dtype="f64") == peaks.Floor(0.02, "compute")
     tiled = replace(MADE_UP, tiles=1e12)
+    kinds = {"": 1.0, "+avx2": 1.5, "+avx2,+avxvnni": 4.0}
+    for features, speed in kinds.items():
+        made = replace(host_target(), features=features, vector_bytes=32)
+        monkeypatch.setattr(peaks, "host_target", lambda made=made: made)
+        assert MADE_UP.floor(10**9, 1000, dtype="i8") == peaks.Floor(0.01 / speed, "compute")
     seconds = [tiled.floor(10**9, 1000, dtype=dtype).seconds for dtype in ("bf16", "i8", "f32", "f64")]
     assert seconds == [0.001, 0.0005, 0.01, 0.02]
     assert MADE_UP.floor(0, 1 << 20) == peaks.Floor((1 << 20) / 200e9, "l2")

@@ -48,9 +48,9 @@ def as_it_lies(
         on: the site for another src; None where there is no other.
     """
     src, dst = site.plan.src, site.plan.output
-    if on is None or site.into or src.dtype not in FLOATS or not src.is_channels_last or src.rank < 3:
-        return site  # indices lie as they do
-    if not src.has_channel_names:
+    if on is None or site.into or not {src.dtype, dst.dtype} <= {*FLOATS} or not src.is_channels_last:
+        return site  # indices and integers lie as they do
+    if src.rank < 3 or not src.has_channel_names:
         return site  # its last axis has the channels: they lie last in the framework too
     around = [*_readers(graph, site.dst), *(maker for name in site.reads for maker in _makers(graph, name))]
     if not all(is_apart(node) and id(node) not in claimed for node in around):

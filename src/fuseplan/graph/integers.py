@@ -11,7 +11,7 @@ import numpy as np
 from fuseplan.graph.fronts import Front
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.layer import Layer
-from fuseplan.graph.node import Node
+from fuseplan.graph.node import Node, unlike
 from fuseplan.graph.ops import Foreign
 from fuseplan.graph.write import Stage, dequantized
 from fuseplan.ops.conversion import Dequantize
@@ -28,15 +28,17 @@ def each_apart(nodes: Sequence[Node], outputs: Sequence[str]) -> Iterator[Node]:
     count, met = Counter(name for node in ours for name in {*node.inputs}), Counter(others)
     count.update(others)
     scaled = {node.outputs[0] for node in nodes if _dequantizes(node)}
+    taken = {name for node in nodes for name in (*node.inputs, *node.outputs)}
     for node in nodes:
         names = dict[str, str]()
         for name in () if isinstance(node.op, Foreign) else scaled.intersection(node.inputs):
-            names[name] = f"{name}.{met[name]}" if met[name] else name
+            names[name] = unlike(taken, f"{name}.{met[name]}") if met[name] else name
             met[name] += 1
         yield replace(node, inputs=tuple(names.get(name, name) for name in node.inputs)) if names else node
         if _dequantizes(node):
             (name,) = node.outputs
-            yield from (replace(node, outputs=(f"{name}.{place}",)) for place in range(1, count[name]))
+            more = (unlike(taken, f"{name}.{place}") for place in range(1, count[name]))
+            yield from (replace(node, outputs=(each,)) for each in more)
 
 
 def _dequantizes(node: Node) -> bool:

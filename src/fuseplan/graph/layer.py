@@ -61,7 +61,8 @@ class Layer(GraphOp):
         check_count(self, given)
         if self.op.looks_up:
             return given[0].spec()
-        if not (given[0].is_spec or given[0].is_quantized):
+        is_converted = isinstance(self.op, Conversion) and given[0].is_sum
+        if not (given[0].is_spec or given[0].is_quantized or is_converted):
             want = "2 to 5 axes, without an extent of 0, of f64, f32, f16, bf16, i8 or u8"
             raise PlanError(f"{self.word} takes tensors of plans", got=str(given[0]), want=want)
         shape, dtype, names = given[0].shape or (), given[0].dtype, given[0].names

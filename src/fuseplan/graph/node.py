@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -86,3 +86,8 @@ def told(node: Node) -> str:
     if node.origin.name:
         return f"{node.origin.name} ({node.origin.kind})"
     return f"{node.op.word} -> {next(filter(None, node.outputs), 'nothing')}"
+
+
+def unlike(taken: Collection[str], name: str) -> str:
+    """A name that is none of those that are taken."""
+    return name if name not in taken else unlike(taken, f"{name}'")

@@ -42,6 +42,7 @@ class Region:
         axes: of those, the axes of head along which each has more than one element.
         applied: operators of plans, by their expression.
         ended: why the region goes no further.
+        claimed: ids of nodes that other plans compute.
     """
 
     start: str
@@ -51,6 +52,7 @@ class Region:
     axes: dict[str, Axes]
     applied: dict[Scalar, Applied]
     ended: Reason
+    claimed: Collection[int]
 
 
 @dataclass
@@ -170,7 +172,8 @@ class _Growth:
     def _region(self, head: str, nodes: tuple[Node, ...]) -> Region:
         read = {name for node in nodes for name in node.inputs}
         axes = {name: axes for name, axes in self.axes.items() if name in read}
-        return Region(self.start, head, nodes, self.formulas[head], axes, self.applied, self._ended(head))
+        made, ended = self.formulas[head], self._ended(head)
+        return Region(self.start, head, nodes, made, axes, self.applied, ended, self.claimed)
 
     def _ended(self, head: str) -> Reason:
         """Why the region that ends at head goes no further."""

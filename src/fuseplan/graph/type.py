@@ -74,6 +74,11 @@ class Type:
         return self.dtype in QUANTIZED and self._is_plans
 
     @property
+    def is_sum(self) -> bool:
+        """Whether `spec` gives a tensor of sums of integers."""
+        return self.dtype == "i32" and self._is_plans
+
+    @property
     def _is_plans(self) -> bool:
         return self.rank in LAYOUTS and min(self.shape or (0,)) > 0
 

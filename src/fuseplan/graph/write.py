@@ -24,9 +24,9 @@ from fuseplan.language.tensor import TensorSpec
 from fuseplan.op import Elementwise, Op
 from fuseplan.ops.activation import ACTIVATIONS
 from fuseplan.ops.affine import Add, AddAlong, BatchNorm, Bias, Div, Maximum, Minimum, Mul, MulAlong, Scale
-from fuseplan.ops.conversion import AddDequantized, Dequantize
+from fuseplan.ops.conversion import AddDequantized, Cast, Dequantize
 from fuseplan.ops.expression import Expression
-from fuseplan.scalar import REBUILD, Scalar, const, fold, leaf, leaves_of, text
+from fuseplan.scalar import CASTS, REBUILD, Scalar, const, fold, leaf, leaves_of, text
 
 
 class Unwritten(Exception):  # noqa: N818 - an answer: the region ends earlier then
@@ -153,7 +153,7 @@ class _Writer:
         yield from self._of_x(_replaced(root, inner))
 
     def _of_x(self, root: Scalar) -> Iterator[Stage]:
-        """The operators of an expression of x alone: one, or those of a rule between the rest."""
+        """The operators of an expression of x alone: one, or those of a rule, or a cast, between the rest."""
         parts = (
             sorted(_parts(root, frozenset({"x"})) - {X}, key=lambda each: -each.size) if self.rules else []
         )
@@ -165,7 +165,17 @@ class _Writer:
                 yield from ruled
                 yield from self._of_x(rest) if rest != X else ()
                 return
-        yield Stage(activation(root))
+        casts = [each for each in _parts(root, frozenset({"x"})) if each.fn in CASTS]
+        outer = max(casts, key=lambda each: each.size, default=None)
+        if outer is None:
+            yield Stage(activation(root))
+            return
+        (inner,), rest = outer.args, _replaced(root, outer)
+        if leaves_of(rest) != {"x"} or not isinstance(inner, Scalar):
+            raise Unwritten(Reason(Why.FORMULA, _short(root)))
+        yield from self._of_x(inner) if inner != X else ()
+        yield Stage(Cast(CASTS[outer.fn]))
+        yield from self._of_x(rest) if rest != X else ()
 
     def _by_rule(self, root: Scalar) -> tuple[Scalar, list[Stage]]:
         """What a rule's operators are applied to, and the operators: none where no rule has the formula."""
@@ -256,7 +266,7 @@ class _Writer:
         """x with a value of its shape; a sum reads the integers of a dequantized one."""
         node = dequantized(self.graph, name) if fn == "add" else None
         numbers = [self.graph.constants.get(each) for each in node.inputs[1:]] if node else []
-        is_own = not self.graph.leaves(name, self.region.nodes)
+        is_own = id(node) not in self.region.claimed and not self.graph.leaves(name, self.region.nodes)
         if node and is_own and all(each is not None for each in numbers):
             told = (float(str(each.reshape(()))) for each in numbers if each is not None)
             dtype = self.graph.types[node.inputs[0]].dtype

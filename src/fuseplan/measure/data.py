@@ -127,7 +127,8 @@ def _values(draws: Draws, step: Step, operand: Operand, gain: float) -> Tensor:
         scaled = values * (gain / math.sqrt(terms(step, operand)))
         return scaled if dtype_of(operand.dtype).is_float else ranged(values, operand.dtype)
     if isinstance(step.op, Scaled):  # so that the elements fill much of the dtype
-        return (abs(values) + HALF) / 64 if operand.name == "scale" else values * 8
+        units = 64 if step.src.dtype != "i32" else 2**15  # sums of products of 8 bits are about so large
+        return (abs(values) + HALF) / units if operand.name == "scale" else values * 8
     return _sized(values, operand.name)
 
 

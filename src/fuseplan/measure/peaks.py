@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from fuseplan.backends.cpu.dots import fastest
 from fuseplan.kernels.centre import Reduction, Summary
 from fuseplan.kernels.contraction import Contraction
 from fuseplan.kernels.emit import FIRST_SLOT
 from fuseplan.kernels.kernel import Kernel
-from fuseplan.kernels.target import Target, parse_target
+from fuseplan.kernels.target import Target, host_target, parse_target
 from fuseplan.measure.machine import cpu_model
 from fuseplan.measure.quiet import GpuWatch, HostWatch, Watch, undisturbed
 from fuseplan.stores import cache
@@ -96,7 +97,8 @@ class Peaks(Record):
         """
         level = self.level(nbytes if footprint is None else footprint)
         by_tiles = {"bf16": self.tiles, "i8": 2 * self.tiles}.get(dtype, 0.0)
-        computing = flops / max(by_tiles, self.flops / (2 if dtype in ("f64", "i8") else 1))
+        speed = fastest(host_target()) if dtype == "i8" else 0.5 if dtype == "f64" else 1.0
+        computing = flops / max(by_tiles, self.flops * speed)
         moving = nbytes / max(self.bytes_a_second[level].values())
         return Floor(computing, "compute") if computing >= moving else Floor(moving, level)
 
@@ -134,9 +136,10 @@ class GpuPeaks(Record):
 
 
 def multiplied_dtype(kernel: Kernel) -> str:
-    """The dtype of most operations: of a product's factors, if tiles may multiply these; else computed in."""
-    is_tiled = isinstance(kernel.centre, Contraction) and kernel.src.dtype in ("bf16", "i8")
-    return kernel.src.dtype if is_tiled else kernel.compute_dtype
+    """The dtype of most operations: that of a product's factors, `i8` of all integers; else computed in."""
+    if not isinstance(kernel.centre, Contraction):
+        return kernel.compute_dtype
+    return "i8" if kernel.largest_sum else "bf16" if kernel.src.dtype == "bf16" else kernel.compute_dtype
 
 
 AnyPeaks = TypeVar("AnyPeaks", Peaks, GpuPeaks)

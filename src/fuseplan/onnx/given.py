@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ from onnx import helper
 
 from fuseplan.graph.formulas import unchanged
 from fuseplan.graph.layer import Layer
-from fuseplan.graph.node import Node, Origin, Parts
+from fuseplan.graph.node import Node, Origin, Parts, unlike
 from fuseplan.graph.op import GraphOp, Tensor
 from fuseplan.graph.ops import Map
 from fuseplan.graph.type import Type, numpy_dtype, type_of
@@ -26,10 +27,19 @@ class Given:
     Attributes:
         inputs: names of values; empty where an optional one is left out.
         added: the nodes so far.
+        taken: names of the model's values, which nothing that is added has.
     """
 
-    def __init__(self, node: Any, parts: Parts, types: dict[str, Type], inputs: list[str]) -> None:
+    def __init__(
+        self,
+        node: Any,
+        parts: Parts,
+        types: dict[str, Type],
+        inputs: list[str],
+        taken: Collection[str] = (),
+    ) -> None:
         self.node, self.inputs, self._parts, self._types = node, inputs, parts, types
+        self._taken = taken
         self.added: list[Node] = []
         self.made: dict[str, Type] = {}
         self.constants: dict[str, Tensor] = {}
@@ -120,14 +130,14 @@ class Given:
 
     def store(self, array: Tensor) -> str:
         """A constant of the graph."""
-        name = f"{self.node.output[0]}.constant{len(self.constants)}"
+        name = unlike(self._taken, f"{self.node.output[0]}.constant{len(self.constants)}")
         self.constants[name] = array
         self.made[name] = type_of(array)
         return name
 
     def add(self, op: GraphOp, *inputs: str, origin: Origin = NODE) -> str:
         """Adds an operator on values, of this node unless another one is told; gives its result's name."""
-        name = f"{self.node.output[0]}.{len(self.added)}"
+        name = unlike(self._taken, f"{self.node.output[0]}.{len(self.added)}")
         (self.made[name], *_) = op.infer([self.type_of(each) for each in inputs])
         self.added.append(Node(op, inputs, (name,), origin))
         return name

@@ -141,10 +141,14 @@ class _Reader:
     calls: dict[tuple[Any, ...], Any] = field(default_factory=dict)  # nodes by what they compute
     joined: dict[str, str] = field(default_factory=dict)  # values around sums: see `JOINED`
     opsets: dict[str, int] = field(init=False)
+    taken: set[str] = field(init=False)  # the names of the model's values
     inside: set[str] = field(init=False)  # values that inner graphs read, by their names in the model
 
     def __post_init__(self) -> None:
         self.inside = {name for node in self.model.graph.node for name in read_inside(node.attribute)}
+        graph = self.model.graph
+        self.taken = {each.name for each in (*graph.input, *graph.initializer)}
+        self.taken.update(*(node.output for node in graph.node))
         self.opsets = {each.domain: each.version for each in self.model.opset_import}
         self.opsets.setdefault("", self.opsets.get("ai.onnx", 1))
 
@@ -233,7 +237,7 @@ class _Reader:
 
     def _by_table(self, node: Any, origin: Origin, inputs: list[str]) -> Reason | None:
         """Adds the operators of the table's row, or says why the row does not hold."""
-        given = Given(node, self.parts, self.types, inputs)
+        given = Given(node, self.parts, self.types, inputs, self.taken)
         try:
             result = TABLE[node.op_type](given)
         except (LeftError, PlanError) as error:

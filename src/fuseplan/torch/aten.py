@@ -13,11 +13,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import fx
 
 from fuseplan.graph.layer import Layer
-from fuseplan.graph.ops import Convert, Expand, Permute, Reshape
-from fuseplan.graph.type import FLOATS
+from fuseplan.graph.ops import Expand, Permute, Reshape
 from fuseplan.graph.why import LeftError, Why
 from fuseplan.op import Op
 from fuseplan.ops import UNARY, activation
@@ -32,6 +30,7 @@ from fuseplan.torch.choices import CHOICES
 from fuseplan.torch.flexible import FLEX, READ, flexible, left
 from fuseplan.torch.given import Given
 from fuseplan.torch.gradients import GRADIENTS
+from fuseplan.torch.integers import ROWS, cast, matrix, product
 from fuseplan.torch.ranges import PARTS, gated, joined, selected, sliced
 from fuseplan.torch.statistics import STATISTICS
 from fuseplan.torch.windows import adaptive, convolution, pad, pool
@@ -129,29 +128,11 @@ def _product(given: Given, first: str, second: str) -> str:
     if min(len(given.shape(name)) for name in names) < 2:
         raise LeftError(Why.SHAPE, " and ".join(str(given.type_of(name)) for name in names))
     precision = given.precision("matmul")
-    (src, src_turned), (other, other_turned) = (_matrix(given, name) for name in (first, second))
+    (src, src_turned), (other, other_turned) = (matrix(given, name, given.tensor) for name in (first, second))
     if src_turned and not other_turned:
         return given.layer(LinearWeightGradient(given.shape(src)[1], precision), other, src)
     make, features = (Linear, 0) if other_turned else (Matmul, 1)
     return given.layer(make(given.shape(other)[features], precision=precision), given.tensor(first), other)
-
-
-def _matrix(given: Given, name: str) -> tuple[str, bool]:
-    """The matrix that an argument is, or is the transpose of, and whether it is the transpose."""
-    node, is_turned = given.maker(name), False
-    given.tensor(name)
-    while node is not None and _turns(node):
-        node, is_turned = node.args[0], not is_turned
-    return given.tensor(name) if node is None else given.value(node), is_turned
-
-
-def _turns(node: fx.Node) -> bool:
-    """Whether the node is the transpose of a matrix."""
-    if node.target not in TURNED or node.args[0].meta["val"].ndim != 2:
-        return False
-    axes = node.args[1] if node.target is aten.permute.default else node.args[1:]
-    first, last = (axis % 2 for axis in axes or (0, 1))
-    return first == 1 if node.target is aten.permute.default else first != last
 
 
 def _addmm(given: Given) -> str:
@@ -179,7 +160,8 @@ def _embedding(given: Given) -> str:
 def _along(make: Callable[[int], Op]) -> Row:
     def row(given: Given) -> str:
         """An operator along `dim`; -1 is the last axis."""
-        src = _cast(given)
+        given.tensor("self")
+        src = cast(given)
         rank = len(given.shape(src))
         axis = int(given.number("dim")) % max(1, rank)
         return given.layer(make(-1 if axis == rank - 1 else axis), src)
@@ -213,14 +195,6 @@ def _same(given: Given) -> str:
     return given.tensor("self")
 
 
-def _cast(given: Given) -> str:
-    """`self` in the result's dtype."""
-    src, dtype = given.tensor("self"), given.result.dtype
-    if dtype not in FLOATS:
-        raise LeftError(Why.NOT_IN_TABLE, "a cast to another dtype")
-    return src if given.type_of(src).dtype == dtype else given.add(Convert(dtype), src)
-
-
 def _first(given: Given) -> str:
     """A result of an operator that the table has read; parts of tensors; convolutions' gradients."""
     maker = given.node.args[0]
@@ -232,7 +206,6 @@ def _first(given: Given) -> str:
     return name
 
 
-TURNED = (aten.t.default, aten.permute.default, aten.transpose.int, aten.numpy_T.default)
 ACTIVATIONS: dict[str, type[Op]] = {
     **{"relu": activation.Relu, "tanh": activation.Tanh, "silu": activation.Silu, "mish": activation.Mish},
     **dict.fromkeys(("sigmoid", "special_expit"), activation.Sigmoid),
@@ -319,5 +292,7 @@ TABLE: dict[Any, Row] = {
     **GRADIENTS,
     **STATISTICS,
     **CHOICES,
-    **dict.fromkeys((aten._to_copy.default, aten.to.dtype, aten.type_as.default), _cast),
+    **dict.fromkeys((aten._to_copy.default, aten.to.dtype, aten.type_as.default), cast),
+    aten._int_mm.default: product,
+    **ROWS,
 }

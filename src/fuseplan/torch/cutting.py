@@ -17,7 +17,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 from fuseplan.graph.choose import Mode, chosen
 from fuseplan.graph.cut import Cut, Site
 from fuseplan.graph.find import find
-from fuseplan.graph.graph import Graph
 from fuseplan.graph.layer import Layer
 from fuseplan.graph.node import Node
 from fuseplan.graph.ops import Permute, Slice
@@ -113,10 +112,11 @@ def fused(
     """
     example, other = points(given) if opens else (given, None)
     may = {"rules": rules, "ranges": ranges, "is_apart": is_apart, "accuracy": accuracy}
-    module, found, cut = _found(example, device, joins, **may)
+    is_once = ranges and not other and is_apart is is_torchs  # calls keep what torch makes of weights
+    module, found, cut = _found(example, device, joins, is_once, **may)
     opened = {site.dst: Opened() for site in cut.sites}
     if other:
-        _, again, twin = _found(other, device, False, **may)
+        _, again, twin = _found(other, device, False, False, **may)
         cut, twin = gapless(cut, twin), gapless(twin, cut)
         opened = opened_of(found, cut, again, twin)
     cut = _without(cut, Why.OPEN_EXTENT, lambda site: site.dst not in opened)
@@ -176,19 +176,19 @@ def _without_modes() -> AbstractContextManager[None]:
 
 
 def _found(
-    given: fx.GraphModule, device: torch.device, joins: bool, **may: Any
+    given: fx.GraphModule, device: torch.device, joins: bool, is_once: bool, **may: Any
 ) -> tuple[fx.GraphModule, ReadGraph, Cut]:
     """A copy of a graph, what is read of it, and the plans between values that torch's nodes make."""
     name, threads = target_of(device)
     target = replace(parse_target(name), repacks=device.type == "cpu" and not may["ranges"])
     module = copied(given)
-    found = read(module, joins)
+    found = read(module, joins, is_once)
     for node, name in found.values.items():
         maker = found.makers.get(name, node)
         if maker is not node and type_of(node.meta.get("val")).shape is not None and stands_for(maker, node):
             node.replace_all_uses_with(maker)
     last = {name for name, node in found.makers.items() if _is_channels_last(node)}
-    weights = _weights(found.graph)
+    weights = _weights(found)
     how: dict[str, Any] = {"joins": joins, "results": not may["ranges"], **may}
     cut = find(found.graph, target, threads=threads, weights=weights, last=last, **how)
     cut = _without(
@@ -206,10 +206,10 @@ def _without(cut: Cut, why: Why, is_left: Callable[[Site], bool]) -> Cut:
     return replace(cut, sites=sites, left={**cut.left, **reasons})
 
 
-def _weights(graph: Graph) -> set[str]:
-    """The inputs that are second factors of products."""
-    layers = (node for node in graph.nodes if isinstance(node.op, Layer) and "weight" in node.op.keys)
-    return {node.inputs[1] for node in layers if node.inputs[1] in graph.inputs}
+def _weights(found: ReadGraph) -> set[str]:
+    """The inputs, and what torch makes of these alone, that are second factors of products."""
+    layers = (node for node in found.graph.nodes if isinstance(node.op, Layer) and "weight" in node.op.keys)
+    return {node.inputs[1] for node in layers} & (found.graph.inputs.keys() | found.weights)
 
 
 def _is_channels_last(node: fx.Node) -> bool:

@@ -21,6 +21,7 @@ from fuseplan.language.layouts import LAYOUTS, channel_names
 from fuseplan.torch.aten import TABLE
 from fuseplan.torch.choices import SIGNS
 from fuseplan.torch.given import Given, origin_of, stands_for, type_of
+from fuseplan.torch.integers import made_of_weights
 from fuseplan.torch.lying import ORDER
 
 
@@ -33,26 +34,31 @@ class ReadGraph:
         makers: torch's node that makes each value; not of values within one of torch's operators.
         values: the value that each of torch's nodes makes; several make one, where some change nothing, or
             compute what an earlier one did.
+        weights: the values that torch's operators make of weights alone.
     """
 
     graph: Graph
     makers: dict[str, fx.Node]
     values: dict[fx.Node, str]
+    weights: frozenset[str] = frozenset()
 
 
-def read(given: fx.GraphModule, joins: bool = False) -> ReadGraph:
+def read(given: fx.GraphModule, joins: bool = False, is_once: bool = False) -> ReadGraph:
     """Reads a graph: an operator without a row in the table is torch's own.
 
     Args:
         joins: `cat` is an operator of the graph, into whose value plans may write.
+        is_once: what torch makes of the module's own tensors alone is made once.
     """
-    reader = _Reader(TABLE | {torch.ops.aten.cat.default: _cat} if joins else TABLE)
+    weights = made_of_weights(given.graph) if is_once else set[fx.Node]()
+    reader = _Reader(TABLE | {torch.ops.aten.cat.default: _cat} if joins else TABLE, weights)
     for node in given.graph.nodes:
         reader.read(node)
     reader.drop(SIGNS)
     outputs = list(dict.fromkeys(reader.outputs))
     graph = with_axes(Graph(reader.inputs, reader.nodes, outputs, folded=reader.folded))
-    return ReadGraph(graph, reader.makers, reader.values)
+    made = frozenset(reader.values[node] for node in weights)
+    return ReadGraph(graph, reader.makers, reader.values, made)
 
 
 def _cat(given: Given) -> str:
@@ -68,8 +74,8 @@ def _cat(given: Given) -> str:
 
 
 class _Reader:
-    def __init__(self, table: Mapping[Any, Callable[[Given], str]]) -> None:
-        self._table = table
+    def __init__(self, table: Mapping[Any, Callable[[Given], str]], weights: Collection[fx.Node]) -> None:
+        self._table, self._weights = table, weights
         self.inputs: dict[str, Type] = {}
         self.nodes: list[Node] = []
         self.folded: list[Origin] = []
@@ -127,7 +133,10 @@ class _Reader:
 
     def _called(self, node: fx.Node) -> None:
         row, given = self._table.get(node.target), Given(node, self.values, self._types)
+        row = self._table.get(str(node.target)) if row is None else row
         why: Reason | None = None
+        if node in self._weights:
+            row, why = None, Reason(Why.NOT_IN_TABLE, "of the module's own tensors alone")
         if row is not None:
             try:
                 name = row(given)

@@ -34,14 +34,14 @@ def onnx_model(plan: FusionPlan, arrays: Arrays, layers: Sequence[Layer]) -> tup
     Raises:
         CannotRunError: an operator has no node here.
     """
-    writer = _Writer(plan, arrays)
+    writer = Writer(plan, arrays)
     for layer in layers:
         writer.add(layer)
     return writer.finish(), running(plan)
 
 
-class _Writer:
-    """Collects nodes; `self._last` is the tensor written last."""
+class Writer:
+    """Writes a plan's operators as nodes; `_last` is the tensor written last."""
 
     def __init__(self, plan: FusionPlan, arrays: Arrays) -> None:
         from onnx import helper, numpy_helper
@@ -74,6 +74,7 @@ class _Writer:
         }
 
     def add(self, layer: Layer) -> None:
+        """Adds an operator's nodes; a CannotRunError where it has none."""
         if layer.name.startswith("conv"):
             self._convolution(layer)
         elif layer.name in self._special:
@@ -82,6 +83,8 @@ class _Writer:
             self._activation(layer.step.op)
 
     def finish(self) -> bytes:
+        """The model's bytes."""
+
         def told(name: str, shape: tuple[int, ...], dtype: Any = np.float32) -> object:
             kind = self._helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
             return self._helper.make_tensor_value_info(name, kind, list(shape))
