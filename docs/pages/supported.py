@@ -41,8 +41,8 @@ computes the statistics, and `-backward` computes the gradients. The table is ma
 the templates' limits about probe plans. Tests run every cell: `tests/numeric/test_cells.py --whole` on a
 CPU, `tests/device/test_cells.py` on a GPU for sm_90. `tests/crossbuild/test_cells.py` compiles some cells of
 sm_90 and gfx942 on any machine; no kernel for gfx942 has run yet. `tests/test_supported.py --whole` checks
-each cell, and the reason of each refusal. CPUs with other vectors than AVX2 support the same cells, except for the widths of
-narrow groups."""
+each cell, and the reason of each refusal. CPUs with other vectors than AVX2 support the same cells, except
+for the widths of narrow groups."""
 
 
 def listed(folder: Path, target: str) -> Iterator[Cell]:
