@@ -88,9 +88,20 @@ def test_a_gpu_is_one_machine_whatever_is_beside_it() -> None:
     assert recorded.name_of(gpu) != recorded.name_of(gpu | {"driver": "2.0"})
 
 
+STAMP = {"run": "2026-01-01", "machine": MACHINE, "versions": {"numpy": "2.0"}, "commit": "abc"}
+RATES = {level: {"read": 1e9} for level in ("l2", "l3", "dram")}
+SECONDS = {"fuseplan": 0.01, "onnxruntime": 0.02, "fuseplan f32": 0.03, "onnxruntime f32": 0.05}
+QUANTIZED = {
+    "model": "m u8",
+    "threads": 1,
+    "least": SECONDS,
+    "cpu": SECONDS,
+    "errors": {"fuseplan": 0.01, "onnxruntime": 0.02, "f32": 0.03},
+}
+
+
 def test_a_page_of_every_kind_of_result(tmp_path: Path) -> None:
     case = suite.load("quick").cases[0]
-    stamp = {"run": "2026-01-01", "machine": MACHINE, "versions": {"numpy": "2.0"}, "commit": "abc"}
     rows = [
         Row(
             "2026-01-0" + str(day), "quick", case.name, case.group, case.model, case.plan, peer, 2,
@@ -99,15 +110,9 @@ def test_a_page_of_every_kind_of_result(tmp_path: Path) -> None:
         for day, peer, seconds in ((1, "fuseplan", 9.0), (2, "fuseplan", 0.001), (2, "ncnn", 0.002))
     ]  # fmt: skip
     results.append(rows, "quick", tmp_path)
-    rates = {level: {"read": 1e9} for level in ("l2", "l3", "dram")}
-    quantized = ("fuseplan", "onnxruntime", "fuseplan f32", "onnxruntime f32")
-    seconds = dict(zip(quantized, (0.01, 0.02, 0.03, 0.05), strict=True))
-    errors = {"fuseplan": 0.01, "onnxruntime": 0.02, "f32": 0.03}
     records: dict[str, dict[str, Any]] = {
-        "quantized_models": {
-            "rows": [{"model": "m u8", "threads": 1, "least": seconds, "cpu": seconds, "errors": errors}]
-        },
-        "peaks": {"threads": 1, "flops": 1e12, "bytes_a_second": rates},
+        "quantized_models": {"rows": [QUANTIZED]},
+        "peaks": {"threads": 1, "flops": 1e12, "bytes_a_second": RATES},
         "footprint": {"numpy_import": 0.1, "own_import": 0.2, "installed": {"numpy": 10**6}, "total": 10**6},
         "accuracy": {
             "rows": [
@@ -129,7 +134,7 @@ def test_a_page_of_every_kind_of_result(tmp_path: Path) -> None:
         "compile-quick": {"rows": [{"case": "c", "cold": 0.5, "cached": None}], "cold": 0.5, "cached": 0.25},
     }
     for name, record in records.items():
-        results.append_json([{"benchmark": name, **record, **stamp}], name, tmp_path)
+        results.append_json([{"benchmark": name, **record, **STAMP}], name, tmp_path)
     told = page(tmp_path)
     assert "## a CPU, 2 cores (kind, Linux)" in told
     assert "| 1 | 1000.0 | l2 | 1.0 |" in told
