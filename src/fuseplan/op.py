@@ -45,7 +45,7 @@ from fuseplan.language.declarations import (
 )
 from fuseplan.language.dtypes import dtype_of
 from fuseplan.language.extents import numbers
-from fuseplan.language.fields import checked, declared_fields, explained, refused
+from fuseplan.language.fields import Record, checked, declared_fields, explained, refused
 from fuseplan.language.indices import check_indices, evaluated
 from fuseplan.language.tensor import MAX_BYTES, Dense, TensorSpec
 from fuseplan.messages.excerpt import shown
@@ -68,7 +68,7 @@ class Given:
     by: Arithmetic = ARRAYS
 
 
-class Op(ABC):
+class Op(Record, ABC):
     """An operator: its operands, parameters and results, and its meaning in float64.
 
     Attributes:
@@ -372,7 +372,7 @@ def operator(cls: OpClass) -> OpClass:
         if annotated.pop(name, None):
             annotated[name] = "str | None"  # behind all other fields
             setattr(cls, name, field(default=None, kw_only=True, metadata={"again": True}))
-    made = cast(OpClass, dataclass(frozen=True)(cls))
+    made = cast(OpClass, dataclass(frozen=True, eq=False, repr=False)(cls))
     made.__init__ = explained(made.__init__)  # type: ignore[method-assign]
     kinds = ["parameter" in each.metadata for each in declared_fields(made) if "again" not in each.metadata]
     if kinds != sorted(kinds):

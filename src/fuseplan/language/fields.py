@@ -8,6 +8,7 @@ import inspect
 import keyword
 import math
 import numbers
+import operator
 import re
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import Field
@@ -30,6 +31,35 @@ def refused(operator: str, field: str, problem: str, **details: Any) -> PlanErro
 def declared_fields(kind: Any) -> tuple[Field[Any], ...]:
     """The fields of a dataclass: plans ask for those of their operators thousands of times."""
     return dataclasses.fields(kind)
+
+
+@functools.cache
+def _values_of(kind: Any) -> Callable[[Any], Any]:
+    """What gives an object's fields, and its class, of a dataclass."""
+    return operator.attrgetter(*(each.name for each in declared_fields(kind)), "__class__")
+
+
+class Record:
+    """What operators inherit: they are compared, hashed and printed by their fields.
+
+    `dataclass` would make these three methods for each class, which took a fifth of `import fuseplan`.
+    """
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        kind: Any = type(self)
+        values = _values_of(kind)
+        return bool(values(self) == values(other))
+
+    def __hash__(self) -> int:
+        kind: Any = type(self)
+        return hash(_values_of(kind)(self))
+
+    def __repr__(self) -> str:
+        kind: Any = type(self)
+        told = (f"{each.name}={getattr(self, each.name)!r}" for each in declared_fields(kind))
+        return f"{kind.__qualname__}({', '.join(told)})"
 
 
 # Words that have a meaning already where a plan is run.
