@@ -66,7 +66,7 @@ LINES_A_FUNCTION = 50
 NESTING = 3
 FACTS_IN_CLASS = (*UNARY, *PARTED, *LOSSES, Quantize, Dequantize, DynamicQuantize, Dropout)
 FILES_AN_OPERATOR = 8
-LINES_AN_IMPORT = 14_800  # of the 83,000 that there are; a millisecond is about a hundred
+LINES_AN_IMPORT = 14_821  # of the 84,000 that there are; a millisecond is about a hundred
 EXCESSES_AT_MOST = 0  # lower this when an entry of allowed_excess.toml goes; never raise it
 
 

@@ -78,7 +78,7 @@ def test_packages_that_are_optional_are_imported_when_they_are_needed(tmp_path: 
     """Modules other than those that compute with torch, triton or onnx are imported without them."""
     needing = (
         "fuseplan.torch", "fuseplan.onnx", "fuseplan.measure.torch_", "fuseplan.tensors.torch_tensors",
-        "fuseplan.backends.triton.memory", "fuseplan.backends.triton.compiler",
+        "fuseplan.backends.triton.memory", "fuseplan.backends.triton.compiler", "fuseplan.graph.device",
     )  # fmt: skip
     places = (place.relative_to(PACKAGE.parent).with_suffix("") for place in PACKAGE.rglob("*.py"))
     every = (".".join(place.parts) for place in places if place.stem != "__main__")

@@ -169,12 +169,14 @@ def _device(record: Record) -> Lines:
 
 
 def _sanitize(record: Record) -> Lines:
-    """compute-sanitizer over one case of each template."""
+    """compute-sanitizer over cases of each template."""
     tools = list(dict.fromkeys(each["tool"] for each in record["found"]))
-    said = {(each["template"], each["tool"]): each for each in record["found"]}
-    templates = list(dict.fromkeys(each["template"] for each in record["found"]))
-    rows = [[name, *(_verdict(said.get((name, tool))) for tool in tools)] for name in templates]
-    yield from table(["template", *tools], rows)
+    said = {(each["template"], each["plan"], each["tool"]): each for each in record["found"]}
+    rows = [
+        [name, f"`{plan}`", *(_verdict(said.get((name, plan, tool))) for tool in tools)]
+        for name, plan in dict.fromkeys((name, plan) for name, plan, _ in said)
+    ]
+    yield from table(["template", "plan", *tools], rows)
 
 
 def _verdict(told: Record | None) -> str:

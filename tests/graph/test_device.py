@@ -13,9 +13,8 @@ from fuseplan.errors import ArgumentError
 from fuseplan.graph.device import ON_DEVICE, DeviceRoom, in_numpy
 from fuseplan.graph.find import find
 from fuseplan.graph.place import GPU_LINE, Call, Compute, Launch, place
-from fuseplan.graph.room import room_on
 from fuseplan.graph.schedule import schedule
-from fuseplan.graph.session import Session
+from fuseplan.graph.session import Session, room_on
 from fuseplan.graph.type import numpy_dtype, type_of
 from fuseplan.kernels.target import parse_target
 from graph.test_session import CHAIN, MIXED, Doubling

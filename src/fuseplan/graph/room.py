@@ -8,13 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from fuseplan.errors import ArgumentError
 from fuseplan.execution.run import BoundPlan
 from fuseplan.graph.memory import arena
 from fuseplan.graph.op import GraphOp, Tensor
 from fuseplan.graph.place import Placed, Step
 from fuseplan.graph.write import aligned
-from fuseplan.kernels.target import Target
 
 SHORT = 8  # elements of an axis: an image of 3 channels is copied 5 times as fast channel by channel
 Live = dict[str, Any]
@@ -90,20 +88,3 @@ class Room:
     def own(self, value: Any) -> Any:
         """An output in memory of its own, dense."""
         return np.array(value, order="C") if isinstance(value, np.ndarray) else value
-
-
-def room_on(target: Target) -> Room:
-    """The memory of a target's device.
-
-    Raises:
-        ArgumentError: the target is a kind of GPU, and none of this machine's.
-    """
-    if not target.processors:
-        return Room()
-    if target.device is None:
-        raise ArgumentError(
-            f"{target} is a kind of GPU, for reports alone: a model runs on 'cuda' or 'cuda:1'"
-        )
-    from fuseplan.graph.device import DeviceRoom  # noqa: PLC0415 - torch is optional
-
-    return DeviceRoom(f"cuda:{target.device}")

@@ -22,6 +22,7 @@ from fuseplan.graph.room import Live, Room
 from fuseplan.graph.schedule import Unit, schedule
 from fuseplan.graph.type import type_of
 from fuseplan.graph.write import Late, names_in
+from fuseplan.kernels.target import Target
 from fuseplan.system.locks import Lock
 
 Action = Callable[[Live], object]
@@ -243,3 +244,20 @@ def _packed(step: Step) -> int:
     """Elements of constants that are packed for a step."""
     operands = step.site.operands.values() if isinstance(step, Launch) else ()
     return sum(math.prod(each.shape) for each in operands if isinstance(each, np.ndarray | Late))
+
+
+def room_on(target: Target) -> Room:
+    """The memory of a target's device.
+
+    Raises:
+        ArgumentError: the target is a kind of GPU, and none of this machine's.
+    """
+    if not target.processors:
+        return Room()
+    if target.device is None:
+        raise ArgumentError(
+            f"{target} is a kind of GPU, for reports alone: a model runs on 'cuda' or 'cuda:1'"
+        )
+    from fuseplan.graph.device import DeviceRoom  # noqa: PLC0415 - torch is optional
+
+    return DeviceRoom(f"cuda:{target.device}")

@@ -19,10 +19,9 @@ from fuseplan.graph.cut import Cut
 from fuseplan.graph.opened import OpenKernels
 from fuseplan.graph.packed import Packs
 from fuseplan.graph.place import Call, place
-from fuseplan.graph.room import room_on
 from fuseplan.graph.rules import Rule
 from fuseplan.graph.schedule import schedule
-from fuseplan.graph.session import Session
+from fuseplan.graph.session import Session, room_on
 from fuseplan.graph.type import Type, is_array, types_of
 from fuseplan.kernels.target import Target
 from fuseplan.kernels.template import Accuracy
