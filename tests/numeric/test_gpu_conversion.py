@@ -92,9 +92,8 @@ def test_every_dtype_compiles(dtype: str, compute: str, target: str) -> None:
         assert compile_source(source, types_of(source, kernel, template, known), known).binary
 
 
-def test_bytes_made_in_registers_stand_first() -> None:
-    """As the second factor, in tiles of few rows, they gave wrong results on an H200."""
-    plan = "f16[256x1024] -> quantize(i8, per=row) -> linear(512) -> dequantize(f16, per=row)"
-    found = list(Product.candidates(lower(match(FusionPlan.parse(plan))), TARGET, "default"))
-    assert found
-    assert not any(each.knobs["swapped"] for each in found)
+@pytest.mark.parametrize("swapped", [False, True])
+def test_bytes_made_in_registers_stand_on_either_side(swapped: bool) -> None:
+    plan = "f16[16x128] -> quantize(i8, per=row) -> linear(64) -> dequantize(f16, per=row)"
+    found = Product.candidates(lower(match(FusionPlan.parse(plan))), TARGET, "default")
+    assert_interpreted(plan, next(each for each in found if each.knobs["swapped"] == swapped))
