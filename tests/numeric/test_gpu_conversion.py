@@ -96,4 +96,4 @@ def test_every_dtype_compiles(dtype: str, compute: str, target: str) -> None:
 def test_bytes_made_in_registers_stand_on_either_side(swapped: bool) -> None:
     plan = "f16[16x128] -> quantize(i8, per=row) -> linear(64) -> dequantize(f16, per=row)"
     found = Product.candidates(lower(match(FusionPlan.parse(plan))), TARGET, "default")
-    assert_interpreted(plan, next(each for each in found if each.knobs["swapped"] == swapped))
+    assert_interpreted(plan, next(e for e in found if isinstance(e, Product) and e.swapped == swapped))
