@@ -86,6 +86,15 @@ def test_results_stay_when_the_memory_is_written_again() -> None:
     assert torch.equal(first, kept)
 
 
+def test_inputs_are_copied_without_their_gradients() -> None:
+    graph = graph_of(CHAIN)
+    session = Session(find(graph, threads=1), room=DeviceRoom("cpu"))
+    ((name, array),) = random_inputs(graph).items()
+    made = session({name: torch.from_numpy(array).requires_grad_()})["y"]
+    assert not made.requires_grad
+    assert torch.equal(made, session({name: array})["y"])
+
+
 @pytest.mark.parametrize("text", [CHAIN, UNEVEN])
 def test_tensors_of_kernels_begin_where_gpus_take_them(text: str) -> None:
     cut = find(graph_of(text), "triton:sm_90")

@@ -120,8 +120,11 @@ def test_a_page_of_every_record_of_a_gpu(tmp_path: Path) -> None:
         },
         "sanitize": {
             "found": [
-                {"tool": "memcheck", "template": "product", "status": 0, "said": ["0 errors"]},
-                {"tool": "racecheck", "template": "product", "status": 9, "said": ["= 2 hazards"]},
+                {"template": "product", "plan": "f16[8x8] -> relu", **each}
+                for each in (
+                    {"tool": "memcheck", "status": 0, "said": ["0 errors"]},
+                    {"tool": "racecheck", "status": 9, "said": ["= 2 hazards"]},
+                )
             ]
         },
         "registers": {"looked_at": 3, "found": [{"ptxas": "12.8.93", "kernels": 2, "overwriting": 1}]},
@@ -141,6 +144,6 @@ def test_a_page_of_every_record_of_a_gpu(tmp_path: Path) -> None:
         "| test_numeric | 7 | 1 | 0 |",
         "| product | 0.25 |",
         "- failed: `tests/device/test_numeric.py::x`",
-        "| product | clean | 2 hazards |",
+        "| product | `f16[8x8] -> relu` | clean | 2 hazards |",
     ):
         assert line in told

@@ -96,7 +96,8 @@ class DeviceRoom(Room):
         known = self._inputs.get(name)
         if known is None or (known.shape, known.dtype) != (tensor.shape, tensor.dtype):
             known = self._inputs[name] = torch.empty(tensor.shape, dtype=tensor.dtype, device=self._device)
-        return known.copy_(tensor)
+            self._recorded = None  # it reads the memory of the one before
+        return known.copy_(tensor.detach())
 
     def _uploaded(self, array: Array) -> Any:
         tensor = _in_torch(array)
