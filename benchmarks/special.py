@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -122,28 +122,28 @@ def bench_models(_: str, options: Options, display: Display) -> dict[str, Any]:
     """Networks beside the libraries that run models, for each thread count."""
     from benchmarks import models, networks  # onnx is optional
 
-    rows = []
-    for threads, name in product(options.threads, networks.NETWORKS):
-        if options.only in name:
-            rows.append(models.measured(name, threads))
-            display.tell(models.told(rows[-1]))
-    if not rows:
-        raise ArgumentError(f"no model has {options.only!r} in its name: want {', '.join(networks.NETWORKS)}")
-    return _finding("models", {"rows": rows}, options, display)
+    return _of_models("models", models, tuple(networks.NETWORKS), options, display)
 
 
 def bench_quantized_models(_: str, options: Options, display: Display) -> dict[str, Any]:
     """Quantized models beside ONNX Runtime, and both in f32, for each thread count."""
-    from benchmarks import quantized_models as models  # onnx is optional
+    from benchmarks import quantized_models  # onnx is optional
 
+    return _of_models("quantized_models", quantized_models, quantized_models.names(), options, display)
+
+
+def _of_models(
+    what: str, models: Any, names: Sequence[str], options: Options, display: Display
+) -> dict[str, Any]:
+    """The rows of a module that measures models by their names."""
     rows = []
-    for threads, name in product(options.threads, models.names()):
+    for threads, name in product(options.threads, names):
         if options.only in name:
             rows.append(models.measured(name, threads))
             display.tell(models.told(rows[-1]))
     if not rows:
-        raise ArgumentError(f"no model has {options.only!r} in its name: want {', '.join(models.names())}")
-    return _finding("quantized_models", {"rows": rows}, options, display)
+        raise ArgumentError(f"no model has {options.only!r} in its name: want {', '.join(names)}")
+    return _finding(what, {"rows": rows}, options, display)
 
 
 def bench_accuracy(_: str, options: Options, display: Display) -> dict[str, Any]:

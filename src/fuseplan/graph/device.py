@@ -53,7 +53,7 @@ class DeviceRoom(Room):
     def __init__(self, device: str) -> None:
         self._device = torch.device(device)
         self._inputs: dict[str, torch.Tensor] = {}
-        self._is_fixed, self._runs = False, 0
+        self._is_fixed, self._has_run = False, False
         self._recorded: tuple[Any, Live] | None = None
         self._done = torch.cuda.Event() if self._device.type == "cuda" else None
 
@@ -143,12 +143,12 @@ class DeviceRoom(Room):
         self._done.record(stream)
 
     def ran(self, live: Live, run: Callable[[Live], object]) -> Mapping[str, Any]:
-        if self._recorded is None and self._is_fixed and self._runs:
+        if self._recorded is None and self._is_fixed and self._has_run:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 run(live)
             self._recorded = graph, live
-        self._runs += 1
+        self._has_run = True
         if self._recorded is None:
             run(live)
             return live

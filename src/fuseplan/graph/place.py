@@ -289,8 +289,8 @@ def line_of(site: Site) -> int:
 
 def _begins(held: Placed, line: int) -> bool:
     """Whether a value begins at a multiple of so many bytes, as its buffer does."""
-    memory = held.buffer.alone()
-    return (held.viewed(memory).ctypes.data - memory.ctypes.data) % line == 0
+    memory = held.buffer.alone() if line > 1 else None
+    return memory is None or (held.viewed(memory).ctypes.data - memory.ctypes.data) % line == 0
 
 
 def _lies(held: Placed, strides: Sequence[int]) -> bool:

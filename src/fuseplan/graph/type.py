@@ -131,8 +131,8 @@ def types_of(values: Mapping[str, Any]) -> dict[str, Type]:
 
 def word_of(dtype: Any) -> str:
     """The word for a dtype of NumPy, ml_dtypes or torch."""
-    if str(dtype).startswith("torch."):
-        return WORDS.get(str(dtype)[len("torch.") :], str(dtype))
+    if type(dtype).__module__ == "torch":
+        return WORDS.get(str(dtype).removeprefix("torch."), str(dtype))
     name = np.dtype(dtype).name
     return "str" if np.dtype(dtype).kind in "US" else WORDS.get(name, name)
 
